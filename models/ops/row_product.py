@@ -56,7 +56,8 @@ def row_product(
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    The bits of a row are the same whatever the other rows are, and however many, with one instruction set.
+    The bits of a row are the same whatever the other rows are, and however many, with one instruction set. A row of
+    zeros gives zeros, also with a weight that is not finite.
 
     Args:
         x: at least one row; rows are rounded to the weight's dtype.

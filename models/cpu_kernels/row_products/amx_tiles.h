@@ -15,7 +15,7 @@
 namespace {
 
 // Outputs or rows, and pairs of numbers, of a tile.
-constexpr int TILE = 16;
+constexpr int TILE = static_cast<int>(ROW_TILE);
 constexpr int NUMBERS = 2 * TILE;
 // Tiles of rows that meet a tile of the weight before the next one. Up to two of them meet two of the weight, so that few
 // instructions wait for the sum of the one before, which takes as long as three.
@@ -192,11 +192,17 @@ void tiles(const Block& rows, Weight&& weight, int64_t count, float* y) {
   }
 }
 
-// Call `use(rows, y, tiles)` for up to 64 rows at a time; the number of their tiles is a type.
+// Call `use(rows, y, tiles)` for up to 64 rows at a time, without tiles of zeros; the number of their tiles is a type.
 template <typename Use>
 void over_rows(const Product& given, const Use& use) {
-  for (int64_t row = 0; row < given.rows; row += MAX_BLOCKS * TILE) {
-    const int64_t left = given.rows - row, blocks = left < MAX_BLOCKS * TILE ? (left + TILE - 1) / TILE : MAX_BLOCKS;
+  const auto computed = [&](int64_t row) {
+    return row < given.rows && !only_zeros(given, row, row + TILE < given.rows ? row + TILE : given.rows);
+  };
+  for (int64_t row = 0, blocks; row < given.rows; row += blocks * TILE) {
+    blocks = 1;
+    if (!computed(row)) continue;
+    while (blocks < MAX_BLOCKS && computed(row + blocks * TILE)) ++blocks;
+    const int64_t left = given.rows - row;
     const Block rows{static_cast<const uint16_t*>(given.x) + row * given.x_stride, given.x_stride, given.inputs,
                      given.outputs, left < blocks * TILE ? left - (blocks - 1) * TILE : TILE};
     float* const y = given.y + row * given.outputs;

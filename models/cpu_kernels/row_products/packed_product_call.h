@@ -26,8 +26,8 @@ struct PackedCall {
 
   // Compute outputs first to last of some rows: x is prepared, y has rows of `outputs` numbers.
   void outputs(const Packed& weight, const void* x, int64_t x_stride, float* y, int64_t rows, int64_t outputs,
-               int64_t first, int64_t last) const {
-    Product all{x, x_stride, nullptr, y, rows, weight.inputs, outputs};
+               int64_t first, int64_t last, const uint8_t* zeros = nullptr) const {
+    Product all{x, x_stride, nullptr, y, rows, weight.inputs, outputs, zeros};
     if (number_bytes == 2 && rows <= unpack.code_rows && unpack.product(weight, all, first, last)) return;
     thread_local Scratch scratch;
     const int64_t row_bytes = weight.inputs * number_bytes;
@@ -54,10 +54,12 @@ void packed_product(Pool& pool, const PackedCall& call, const Packed& weight, co
   if (rows == 0 || outputs == 0) return;
   thread_local Scratch scratch;
   const int64_t x_stride = (weight.inputs + call.form.step - 1) / call.form.step * call.form.step;
-  const void* const prepared = prepared_rows(pool, call.form, x, rows, weight.inputs, x_stride, scratch);
+  const PreparedRows prepared = prepared_rows(pool, call.form, x, rows, weight.inputs, x_stride, scratch);
   const int64_t parts = parts_of(pool, outputs, outputs * weight.inputs, MIN_PART_BYTES);
   in_parallel(pool, parts, [&](int64_t part) {
-    call.outputs(weight, prepared, x_stride, y, rows, outputs, part * outputs / parts, (part + 1) * outputs / parts);
+    const int64_t first = part * outputs / parts, last = (part + 1) * outputs / parts;
+    call.outputs(weight, prepared.x, x_stride, y, rows, outputs, first, last, prepared.zeros);
+    write_zeros(prepared.zeros, y, rows, outputs, first, last);
   });
 }
 

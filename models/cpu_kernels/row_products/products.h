@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 
+// Rows that are prepared together, and skipped together if all of them are zeros.
+constexpr int64_t ROW_TILE = 16;
+
 // One product y[rows, outputs] = x[rows, inputs] * weight[outputs, inputs]^T.
 struct Product {
   const void* x;  // prepared by the form: `x_stride` numbers of each row, zeros from `inputs` on
@@ -12,7 +15,17 @@ struct Product {
   const void* weight;
   float* y;
   int64_t rows, inputs, outputs;
+  // [rows], 1 for a row of zeros: a form may leave out its results, which the caller writes. Null: there are none.
+  const uint8_t* zeros = nullptr;
 };
+
+// True if all rows from `first` to before `end` are zeros.
+static inline bool only_zeros(const Product& product, int64_t first, int64_t end) {
+  if (product.zeros == nullptr) return false;
+  for (int64_t row = first; row < end; ++row)
+    if (!product.zeros[row]) return false;
+  return true;
+}
 
 struct Form {
   // Copy rows in the form that `product` reads, row `order[k]` of x as the k-th, or all as they are where `order` is null:

@@ -106,6 +106,7 @@ void product(const Product& given, int64_t first, int64_t last) {
     const int64_t count = last - out < chunk ? last - out : chunk;
     for (int64_t block = 0; block < blocks; ++block) {
       const int64_t row = block * given.rows / blocks, end = (block + 1) * given.rows / blocks;
+      if (only_zeros(given, row, end)) continue;
       rows_at_once<Simd, Simd::MAX_ROWS>(end - row, x + row * given.x_stride, given.x_stride,
                                          weight + out * given.inputs, given.inputs,
                                          given.y + row * given.outputs + out, given.outputs, count);

@@ -105,6 +105,20 @@ def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
                     assert np.isnan(found[row]).all()
 
 
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_rows_of_zeros_give_zeros_and_change_no_other_row(form: Form, instructions: str) -> None:
+    """Rows straight from the codes, and more rows, for which the codes are unpacked."""
+    weight = weight_of((40, 96), 3, form)
+    for count in (40, 150):
+        x, place = rows(count, 96), np.arange(count)
+        expected = product(x, weight, instructions)
+        for real in (place < 20, place >= 16, place % 48 < 20, place < 0):
+            result = product(jnp.where(real[:, None], x, 0.0), weight, instructions)
+            np.testing.assert_array_equal(result[real], expected[real])
+            assert not result[~real].any()
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_experts(form: Form) -> None:
     """Each row has the bits of the product with its own expert's matrix; a row of no expert is NaN."""

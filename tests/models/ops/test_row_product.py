@@ -127,6 +127,20 @@ def test_a_row_among_many_has_the_bits_that_it_has_alone(instructions: str, dtyp
         assert np.isnan(np.delete(disturbed, 64, 0)).all()
 
 
+@pytest.mark.parametrize("instructions", instruction_sets())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rows_of_zeros_give_zeros_and_change_no_other_row(instructions: str, dtype: str):
+    """Zeros in whole tiles of rows, in parts of tiles and everywhere, as in padding and idle lanes."""
+    x, weight = operands(150, 96, 40, dtype)
+    weight = weight.at[3, 5].set(jnp.inf).at[4, 6].set(jnp.nan)
+    expected = np.asarray(row_product(x, weight, instructions=instructions))
+    place = np.arange(150)
+    for real in (place < 100, place >= 64, place % 48 < 20, (place < 16) | (place > 140), place == 77, place < 0):
+        result = np.asarray(row_product(jnp.where(real[:, None], x, 0.0), weight, instructions=instructions))
+        np.testing.assert_array_equal(result[real], expected[real])
+        assert not result[~real].any()
+
+
 def test_derivatives_are_those_of_the_reference():
     x, weight = operands(3, 32, 16, "float32")
 

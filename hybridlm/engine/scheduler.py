@@ -1,9 +1,10 @@
 """The scheduler: continuous batching, in which sequences join, are prefilled, decode, and leave at any step.
 
 A sequence waits for admission, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool
-until it ends. Prompts are prefilled chunk by chunk (chunked prefill), and before anything is decoded: a decode step
-costs the same however many of its lanes are idle. Nothing is preempted: a row holds the whole context of its sequence.
-Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
+until it ends. Prompts are prefilled chunk by chunk (chunked prefill). A prefill step has priority over a decode step,
+because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` prefill steps the decoding sequences get
+one step, so that a long prompt does not stall them. Nothing is preempted: a row holds the whole context of its
+sequence. Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """
@@ -27,6 +28,8 @@ from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
 from ir_passes.host.slot_owner import SlotError, SlotFault
 
+MAX_PREFILL_RUN = 8
+"""Consecutive prefill steps after which decoding sequences get a step."""
 SHRINK_PLACES = 512
 """A decode pool shrinks if this saves so many idle places: idle lanes times steps that are left. With fewer, compiling
 the smaller step and moving the rows costs more time."""
@@ -58,7 +61,7 @@ class Scheduler:
         self.waiting: list[tuple[int, int, ActiveSequence]] = []
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
-        self._arrived, self._probed_turn = 0, False
+        self._arrived, self._probed_turn, self._prefill_run = 0, False, 0
         self._prefill_pool: RowPool | None = None
         self._decode_pool: RowPool | None = None
         engine.queues.add(self)
@@ -91,15 +94,23 @@ class Scheduler:
     def next(self) -> DispatchedStep | None:
         """Dispatch the next step; None if no sequence has anything left to compute."""
         self._admit()
-        if self.prefilling:
+        if self._prefills_next:
+            self._prefill_run += 1
             return self._prefill()
-        self._shrink()
+        self._prefill_run = 0
+        if not self.prefilling:
+            self._shrink()
         return self._decode_step() if self.decoding else None
+
+    @property
+    def _prefills_next(self) -> bool:
+        """Whether the next step is a prefill step."""
+        return bool(self.prefilling) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     @property
     def needs_tokens(self) -> bool:
         """Whether the next step can be decided only once all tokens of the previous steps have been read."""
-        return not self.prefilling and self._decoding.needs_tokens(self.decoding)
+        return not self._prefills_next and self._decoding.needs_tokens(self.decoding)
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the number of accepted tokens per lane of a step that verified."""

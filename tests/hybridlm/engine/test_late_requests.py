@@ -1,0 +1,90 @@
+"""Requests that arrive while others decode: their first token, and steps of the others meanwhile."""
+
+from pathlib import Path
+
+import pytest
+from random_checkpoint import write_random_checkpoint
+
+import hybridlm
+from hybridlm.engine.scheduler import MAX_PREFILL_RUN
+from hybridlm.programs.shapes import Shape
+
+LANES = 4
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
+    directory: Path = write_random_checkpoint("dense_base", tmp_path_factory.mktemp("late_requests"))
+    return hybridlm.load(directory, lanes=LANES, context=256, chunk=8, progress=False, certify="off")
+
+
+def prompt(tokens: int) -> list[int]:
+    return [3 + (5 * i * i + tokens) % 60 for i in range(tokens)]
+
+
+def run(
+    lm: hybridlm.LM, late: list[int], speculate: str | None = None
+) -> tuple[list[str], dict[int, int], list[list[int]]]:
+    """Submit prompts of these lengths while two requests decode.
+
+    Returns:
+        The kinds of steps after the arrival, the calls of `step` until each late request's first token, and all tokens.
+    """
+    kinds, dispatch, first = list[str](), lm.engine.run, dict[int, int]()
+    with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:  # type: ignore[arg-type]
+
+        def record(shape: Shape, *args: object, **options: object) -> object:
+            kinds.append("prefill" if shape.step == "generate" and shape.tokens > 1 else "decode")
+            return dispatch(shape, *args, **options)  # type: ignore[arg-type]
+
+        patch.setattr(lm.engine, "run", record)
+        for _ in range(2):
+            session.submit(prompt(4), max_tokens=60, ignore_eos=True)
+        tokens: dict[int, list[int]] = {}
+        while not tokens:
+            for event in session.step():
+                tokens.setdefault(event.index, [])
+        kinds.clear()
+        for length in late:
+            session.submit(prompt(length), max_tokens=4, ignore_eos=True)
+        done: dict[int, list[int]] = {}
+        calls = 0
+        while session.busy:
+            calls += 1
+            for event in session.step():
+                if event.index >= 2:
+                    first.setdefault(event.index, calls)
+                if event.completion is not None:
+                    done[event.index] = list(event.completion.token_ids)
+    return kinds, first, [done[index] for index in sorted(done)]
+
+
+def test_a_short_late_prompt_waits_for_one_step(lm: hybridlm.LM) -> None:
+    kinds, first, _ = run(lm, [5])
+    assert kinds[0] == "prefill"
+    assert first[2] == 2  # the call that dispatches the prefill step, and the call that reads its token
+
+
+@pytest.mark.parametrize("speculate", [None, "ngram"])
+def test_a_long_late_prompt_does_not_stall_decoding(lm: hybridlm.LM, speculate: str | None) -> None:
+    kinds, _, tokens = run(lm, [200], speculate)
+    prefills = [i for i, kind in enumerate(kinds) if kind == "prefill"]
+    between = [kind for kind in kinds[: prefills[-1]] if kind == "decode"]
+    assert len(prefills) == 25 and len(between) == 24 // MAX_PREFILL_RUN
+    runs = "".join(kind[0] for kind in kinds).split("d")
+    assert max(map(len, runs)) == MAX_PREFILL_RUN
+    alone = lm.generate([prompt(200)], max_tokens=4, ignore_eos=True)
+    assert tokens[2] == alone[0].token_ids
+
+
+def test_prompts_without_decoding_sequences_are_read_at_once(lm: hybridlm.LM) -> None:
+    kinds = list[int]()
+    dispatch = lm.engine.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            lm.engine,
+            "run",
+            lambda shape, *args, **options: (kinds.append(shape.tokens), dispatch(shape, *args, **options))[1],
+        )
+        lm.generate([prompt(200)], max_tokens=2, ignore_eos=True)
+    assert [tokens > 1 for tokens in kinds] == [True] * 25 + [False]

@@ -4,7 +4,8 @@ A sequence waits for admission, then is prefilled in a row of the prefill pool, 
 until it ends. Prompts are prefilled chunk by chunk (chunked prefill). A prefill step has priority over a decode step,
 because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` prefill steps the decoding sequences get
 one step, so that a long prompt does not stall them. Nothing is preempted: a row holds the whole context of its
-sequence. Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its row.
+sequence. Steps are dispatched before the previous step's tokens have been read: the token a lane sampled last is in its
+row.
 
 More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
 """

@@ -36,7 +36,7 @@ from ir_passes.proof.rules import opaque_calls
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import ActiveCount, Kept, Offsets, PageEntry, SegmentIds, SlotEntry, Value
+from ir_passes.proof.values import ActiveCount, Offsets, PageEntry, SegmentIds, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
@@ -115,7 +115,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: Any, bound: BoundContract) -> Proof:
     prover = Prover(bound, unread=kernels.unread)
     results = walk(prover, flat)
     violations = [*_baked_pools(prover, flat), *prover.violations, *outputs(prover, flat, results)]
-    violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.known)]
+    violations += [*_coupling(prover, results), *dim_violations(bound, flat, prover.values)]
     proved = [*ALWAYS_PROVED]
     if any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
         proved.append(Claim.DIMENSIONS)
@@ -210,17 +210,19 @@ def _input(prover: Prover, leaf: Leaf, one: Bound) -> Value:
             return Value(_lanes(0, lanes), number, (0, size - 1), SlotEntry(leaf))
         case PageTable(_, size, _, role):
             # of rows that are only written, `size` stands for none
-            bounds, instead = ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
+            bounds, alternatives = (
+                ((0, size), frozenset({"past"})) if role == "write" else ((0, size - 1), frozenset[str]())
+            )
             rows = OneLane(0) if lanes == 1 else LaneRows(0, one.shape[0] // lanes)
             if one.entry.packed:
                 layout = one.entry.layout
                 rows = OneLane(0, packed=layout) if one.shape[0] == 1 else LaneRows(0, packed=layout)
-                instead = instead or frozenset({"last"})  # padding may name whatever it likes
-            return Value(rows, number, bounds, PageEntry(leaf, instead=instead))
+                alternatives = alternatives or frozenset({"last"})  # padding may name whatever it likes
+            return Value(rows, number, bounds, PageEntry(leaf, alternatives=alternatives))
         case Pool(group, axis):
-            kept = Kept(leaf) if prover.idle or prover.disagreeing is not None else None
+            intact = UnchangedRows(leaf) if prover.idle or prover.disagreeing is not None else None
             owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
-            return Value(owner, number, kept=kept, version=prover.versions.first(leaf))
+            return Value(owner, number, intact=intact, version=prover.versions.first(leaf))
 
 
 def _lanes(axis: int, lanes: int) -> Owner:
@@ -276,7 +278,7 @@ def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
         source, *callers = ir.frames_of(flat.jaxpr.eqns[at]) if users else ("unknown",)
         name = flat.jaxpr.eqns[at].primitive.name if users else ""
         message = f"a constant of the program has the shape and dtype of {path}: a pool was captured when it was traced"
-        place = Place(flat.jaxpr, at, prover.known[flat.jaxpr])
+        place = Place(flat.jaxpr, at, prover.values[flat.jaxpr])
         remedy = "make it an argument of the step"
         found.append(Violation(ViolationKind.CONSTANT, name, source, message, remedy, (path,), place, tuple(callers)))
     return found

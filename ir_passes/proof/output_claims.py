@@ -8,7 +8,7 @@ from ir_passes.proof.concerned import concerned
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Kept, Range, Value
+from ir_passes.proof.values import Range, UnchangedRows, Value
 from ir_passes.proof.violations import Place, Violation, ViolationKind
 
 IDLE_LANES = {
@@ -72,7 +72,7 @@ def _at_output(
     remedy: str,
     about: tuple[str, ...],
 ) -> Violation:
-    var, known = flat.jaxpr.outvars[k], prover.known[flat.jaxpr]
+    var, known = flat.jaxpr.outvars[k], prover.values[flat.jaxpr]
     index = ir.maker_of(flat.jaxpr, var)
     place = Place(flat.jaxpr, index, known)
     if index == len(flat.jaxpr.eqns):
@@ -150,7 +150,7 @@ def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], sti
     found = []
     for before, after in prover.bound.successors.items():
         value = still[after]
-        if isinstance(running[after].owner, Mixed) or value.kept == Kept(Leaf(before)):
+        if isinstance(running[after].owner, Mixed) or value.intact == UnchangedRows(Leaf(before)):
             continue
         path = prover.bound.inputs[before].path
         if prover.disagreeing is not None:
@@ -183,7 +183,7 @@ def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> l
         return []
     message = "devices are compared in a loop, or in a function that is called more than once"
     remedy = "call devices_agree once for all operands, outside of loops"
-    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.known[flat.jaxpr])
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.values[flat.jaxpr])
     about = tuple(prover.bound.inputs[before].path for before in prover.bound.successors)
     kind = ViolationKind.AGREEMENT
     return [Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, about, place)]

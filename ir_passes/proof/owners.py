@@ -36,14 +36,14 @@ class OneLane:
         lane: its number, or the symbol of a shared run-time index.
         split: mesh axes over which lanes are split, or the tile of a loop iteration; `lane` then counts the lanes of
             one device or tile.
-        held: mesh axes along which one device has the elements, and every other one zeros in their place.
+        unreduced: mesh axes along which one device has the elements, and every other one zeros in their place.
         packed: layout of packed tokens; `lane` is then the number of a token, and stands for the lane of that token.
             Elements of a token behind the last one, padding, may depend on anything. "" for lanes.
     """
 
     lane: int | Symbol
     split: "tuple[str | Symbol, ...]" = ()
-    held: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()
     packed: str = ""
 
 
@@ -68,7 +68,7 @@ class LaneRows:
         inner: rows per lane.
         start: the lane of row 0.
         order: a permutation of the rows, None for the identity.
-        split, held, packed: as of `OneLane`; where `packed`, tokens take the place of lanes.
+        split, unreduced, packed: as of `OneLane`; where `packed`, tokens take the place of lanes.
     """
 
     axis: int
@@ -76,7 +76,7 @@ class LaneRows:
     start: int = 0
     order: Order | None = None
     split: "tuple[str | Symbol, ...]" = ()
-    held: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()
     packed: str = ""
 
 

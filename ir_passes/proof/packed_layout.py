@@ -18,7 +18,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing.token_layout import lane_of_token
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Fact, Marks, Offsets, Range, Value
+from ir_passes.proof.values import Fact, OffsetCounts, Offsets, Range, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
 """(cu_seqlens, tokens of the packed axis) -> the array, once for each way to compute it."""
@@ -98,7 +98,7 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
         (starts_and_end, Offsets(layout, 0), (0, tokens)),
     ]
     for (first, missing), ways in SEARCHED.items():
-        counted = lane_of_token(Marks(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
+        counted = lane_of_token(OffsetCounts(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
         if counted is not None and lanes + 1 > first + missing:
             kinds.append((ways, *counted))
     observe, prover.observe = prover.observe, None

@@ -76,7 +76,7 @@ class Prover:
     notes: set[Statement] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, Number] = field(default_factory=dict)
-    known: dict[Any, Env] = field(default_factory=dict)
+    values: dict[Any, Env] = field(default_factory=dict)
     device_varying: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True

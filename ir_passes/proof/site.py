@@ -92,7 +92,7 @@ class Site:
         """Refuse a row that only one device has and that is used before it is summed over the devices."""
         if not self.prover.devices:
             return []
-        held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
+        held = {axis for value in operands for axis in getattr(value.owner, "unreduced", ())}
         looked_into = self.name in primitives.CALLS and declaration_of(self.eqn) is None
         moves = self.name in primitives.MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
         if not held or looked_into or self.name in primitives.DEVICE_SUMS or moves:
@@ -119,7 +119,7 @@ class Site:
             bounds = None  # the numbers wrap, or are rounded
             fact = None if isinstance(fact, Iota) else fact
         number = value.number or self._number(operands, which)
-        return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
+        return Value(owner, number, bounds, fact, value.intact, value.version, uniform)
 
     def _tiled(self, owner: Owner, operands: list[Value]) -> Tiles | None:
         """Return the tiles of an elementwise result of equal tiles and shared arrays; None for other results."""
@@ -232,7 +232,7 @@ def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequenc
     """Return the abstract results of a program without free variables, by the transfer function of each equation."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
-    prover.known[jaxpr] = env
+    prover.values[jaxpr] = env
     for index, eqn in enumerate(jaxpr.eqns):
         operands = [prover.read(env, atom) for atom in eqn.invars]
         results = Site(prover, eqn, jaxpr, index, env, ir.shapes(eqn.invars)).apply(operands)

@@ -30,7 +30,7 @@ class Iota(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead(Fact):
+class DeviceOffset(Fact):
     """Element = number of rows on all previous devices along a mesh axis.
 
     Attributes:
@@ -63,16 +63,16 @@ class SlotEntry(Fact):
         instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
         stride: distance between the elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
-        taken: the entry is selected only if it is not the null row.
+        non_null: the entry is selected only if it is not the null row.
     """
 
     leaf: Leaf
     guard: Number | None = None
-    less: Ahead | None = None
-    instead: frozenset[str] = frozenset()
+    offset: DeviceOffset | None = None
+    alternatives: frozenset[str] = frozenset()
     stride: int = 1
     spare: int = 0
-    taken: bool = False
+    non_null: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class PageEntry(Fact):
     leaf: Leaf
     stride: int = 1
     spare: int = 0
-    instead: frozenset[str] = frozenset()
+    alternatives: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class SegmentIds(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentAt(Fact):
+class LaneOfToken(Fact):
     """The lane of the token of a loop iteration.
 
     For padding: the number of lanes, or the last lane.
@@ -131,7 +131,7 @@ class SegmentAt(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenOf(Fact):
+class TokenOfLane(Fact):
     """Element i = number of a token of lane i; unspecified for lanes without tokens."""
 
     layout: str
@@ -176,7 +176,7 @@ class Offsets(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun(Fact):
+class LaneStarted(Fact):
     """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0; the reverse if `when` is False.
 
     Attributes:
@@ -192,7 +192,7 @@ class Begun(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Marks(Fact):
+class OffsetCounts(Fact):
     """Element t of a vector = number of entries of cu_seqlens equal to t.
 
     Counted are the `count` entries from `first` on.
@@ -204,7 +204,7 @@ class Marks(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Shifted(Fact):
+class ShiftedIota(Fact):
     """Element = index along `axis` + `by`."""
 
     axis: int
@@ -212,7 +212,7 @@ class Shifted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Clipped(Fact):
+class ClippedIota(Fact):
     """Element at index r of `axis` = r + `by`, if this is an index of the axis; otherwise unspecified."""
 
     axis: int
@@ -263,7 +263,7 @@ class WithinLane(Fact):
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` depend on the lanes of tokens t - `before` to t + `after`, t = `start` + `stride` * r,
+    Elements at index r of `axis` depend on the lanes of tokens t - `back` to t + `ahead`, t = `start` + `stride` * r,
     if all of these are tokens; otherwise on any token.
 
     Attributes:
@@ -275,8 +275,8 @@ class TokenSpan(Fact):
     axis: int | None
     start: int
     stride: int = 1
-    before: int = 0
-    after: int = 0
+    back: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +305,7 @@ class NotLater(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Real(Fact):
+class NonPadding(Fact):
     """Mask over tokens: no element of padding equals `when`.
 
     Attributes:
@@ -385,7 +385,7 @@ class TokenPairs(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Absent(Fact):
+class MaskedOut(Fact):
     """Elements outside the lane of their row's token are masked out.
 
     A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
@@ -437,7 +437,7 @@ class Negative(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Raised(Fact):
+class PlusConstant(Fact):
     """The value with this number plus a constant, 0 or greater.
 
     Without bounds, a sum with a value of 0 or greater may have wrapped.
@@ -480,7 +480,7 @@ class OneHot(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Fact):
+class BroadcastVector(Fact):
     """Element = array[index along `axis`], for the 1-D array with this value number."""
 
     number: Number
@@ -533,7 +533,7 @@ class Implies(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class UnchangedRows:
     """The rows of idle lanes equal the rows of an input pool.
 
     Attributes:
@@ -573,11 +573,11 @@ class Value:
     number: Number = NONE
     range: Range | None = None
     fact: Fact | None = None
-    kept: Kept | None = None
+    intact: UnchangedRows | None = None
     version: Version | None = None
     uniform: frozenset[int] = frozenset()
 
-    def but(self, **changes: Any) -> "Value":
+    def replace(self, **changes: Any) -> "Value":
         """Return a copy of the value with changed attributes."""
         return replace(self, **changes)
 

@@ -244,14 +244,14 @@ class _Walk:
         before, end = counts[0], sum(counts)
         given, leaves = list(inner), list(pools)
         while True:
-            kept = len(self.violations)
+            intact = len(self.violations)
             results, versions = self.run(ir.closed(body).jaxpr, given, leaves)
             carried = [_carried(*dims) for dims in zip(given[before:end], results, strict=False)]
             same_leaves: Leaves = [_common(*two) for two in zip(leaves[before:end], versions, strict=False)]
             if carried == given[before:end] and same_leaves == leaves[before:end]:
                 break
             given[before:end], leaves[before:end] = carried, same_leaves
-            del self.violations[kept:]
+            del self.violations[intact:]
         for k, start in enumerate(inner[before:end]):
             results[k] = self._joined(jaxpr, index, start, results[k])
         return results, versions

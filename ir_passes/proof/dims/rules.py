@@ -107,9 +107,9 @@ def _broadcast(eqn: Any, x: Dims, *_: Dims) -> list[Dims]:
     for dim, to in zip(x, map(int, eqn.params["broadcast_dimensions"]), strict=True):
         if dim.size == result[to].size:
             result[to] = dim
-    kept = set(map(int, eqn.params["broadcast_dimensions"]))
+    intact = set(map(int, eqn.params["broadcast_dimensions"]))
     for axis, dim in enumerate(result):
-        if axis not in kept or all(dim is not old for old in x):
+        if axis not in intact or all(dim is not old for old in x):
             result[axis] = Dimension(dim.size, repeated=True)
     return [tuple(result)]
 

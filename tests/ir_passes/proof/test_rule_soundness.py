@@ -29,7 +29,7 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Kept
+from ir_passes.proof.values import UnchangedRows
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
 RANDOM, LAYOUTS, FORMS, CALLS = 40, 4, 8, 4
@@ -109,15 +109,15 @@ def test_random_calls_are_varied() -> None:
 
 
 def test_random_forms_are_varied() -> None:
-    facts, taken, kept = Counter[str](), 0, Counter[str]()
+    facts, taken, intact = Counter[str](), 0, Counter[str]()
     for seed in range(FORMS, FORMS + 20):
         subject = Subject(random_form(seed), range(1))
         for role in ("", "active", "active_count"):
             for _, _, value, _ in predictions(subject, role, counted=role == "active_count").values():
                 facts[type(value.fact).__name__] += 1
                 taken += getattr(value.fact, "taken", False)
-                kept[role] += value.kept is not None
-    assert facts["HasRow"] and taken and kept["active"] and kept["active_count"], (facts, taken, kept)
+                intact[role] += value.intact is not None
+    assert facts["HasRow"] and taken and intact["active"] and intact["active_count"], (facts, taken, intact)
 
 
 @pytest.mark.long
@@ -159,7 +159,7 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
         return {
-            var: one._replace(value=one.value.but(owner=LaneRows(one.value.owner.axis, start=1)))
+            var: one._replace(value=one.value.replace(owner=LaneRows(one.value.owner.axis, start=1)))
             if isinstance(one.value.owner, LaneRows)
             else one
             for var, one in real(subject, idle, counted).items()
@@ -178,9 +178,9 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
         for var, one in found.items() if idle else ():
             value = one.value
             if one.equation.primitive.name == "tanh":
-                found[var] = one._replace(value=value.but(kept=Kept(Leaf(1))))
+                found[var] = one._replace(value=value.replace(intact=UnchangedRows(Leaf(1))))
             elif value.range == (0, 0):
-                found[var] = one._replace(value=value.but(range=(1, 1)))
+                found[var] = one._replace(value=value.replace(range=(1, 1)))
         return found
 
     monkeypatch.setattr("idle_predictions.predictions", shifted)
@@ -193,8 +193,8 @@ def test_a_column_of_columns_is_not_taken_for_what_it_was() -> None:
     """Two arrays of kept rows beside each other along a new axis: a slice of one has one axis more than the pool."""
 
     def step(x, rows, lengths):
-        kept = jnp.where((lengths > 0)[:, None], x, rows)
-        return jnp.stack([kept, x], axis=-1)[..., :1], rows
+        intact = jnp.where((lengths > 0)[:, None], x, rows)
+        return jnp.stack([intact, x], axis=-1)[..., :1], rows
 
     def draw(rng):
         rows = rng.normal(size=(2, 3, 4)).astype(np.float32)

@@ -1,6 +1,7 @@
-"""Abstract values of the lane proof: owner of, and facts about, an array's elements.
+"""Abstract values: the owner of an array, and a fact about its elements.
 
-More than 300 lines: one closed list of facts.
+More than 300 lines: one closed list of facts. A rule reads a fact by its type and makes others; a fact that no rule can
+make of an operation's operands is lost. Claims are checked element by element in tests/reference/proofs/facts.
 """
 
 from collections.abc import Callable
@@ -139,7 +140,7 @@ class TokenOfLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NextLane(Fact):
-    """Element at token t of `axis` = lane of token t, plus one; attributes as in `SegmentIds`."""
+    """Element at token t of `axis` = lane of token t, plus one; see `SegmentIds`."""
 
     axis: int
     layout: str
@@ -148,7 +149,7 @@ class NextLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element at index r of `axis` = lane of token r + `shift`; no lane outside of the tokens.
+    """Element r along `axis` = lane of token r + `shift`, or no lane.
 
     Attributes:
         layout, padding: as in `SegmentIds`.
@@ -177,7 +178,7 @@ class Offsets(Fact):
 
 @dataclass(frozen=True, slots=True)
 class LaneStarted(Fact):
-    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0; the reverse if `when` is False.
+    """Element at (t, i) equals `when` if cu_seqlens[i + `first`] <= t, otherwise not.
 
     Attributes:
         layout: layout of the tokens.
@@ -213,7 +214,7 @@ class ShiftedIota(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ClippedIota(Fact):
-    """Element at index r of `axis` = r + `by`, if this is an index of the axis; otherwise unspecified."""
+    """Element r along `axis` = r + `by` if this is an index."""
 
     axis: int
     by: int
@@ -238,14 +239,14 @@ class TokenBound(Fact):
 
 @dataclass(frozen=True, slots=True)
 class WithinLane(Fact):
-    """Mask over tokens: an element equal to `when` implies one lane for tokens t - `back` to t.
+    """Mask over tokens: `when` implies one lane for tokens t - `back` to t.
 
     Elements with padding as t imply nothing.
 
     Attributes:
         layout: layout of the tokens.
         axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
-        back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane, none of them padding.
+        back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
         when: see above.
         token: the token of the iteration, as in `OneLane`.
     """
@@ -281,7 +282,7 @@ class TokenSpan(Fact):
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken(Fact):
-    """Only elements at one index depend on the lane of a token; all others are shared.
+    """Elements at one index depend on the lane of a token; others are shared.
 
     Attributes:
         layout: layout of the tokens.
@@ -297,7 +298,7 @@ class PlacedToken(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NotLater(Fact):
-    """Element equal to `when` only if the index along `columns` is at most the index along `rows`."""
+    """Elements equal to `when` have an index along `columns` <= the index along `rows`."""
 
     rows: int
     columns: int
@@ -335,9 +336,9 @@ class SharedPadding(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """Mask over pairs of tokens, or of lanes and tokens: elements equal to `when` belong to one lane.
+    """Mask over pairs of tokens, or of lanes and tokens: `when` implies one lane.
 
-    None of these elements has padding along `columns` only. Elements of padding along `rows` are unspecified.
+    No element equal to `when` has padding along `columns` only. Elements of padding along `rows` are unspecified.
 
     Attributes:
         rows, columns: owners along two axes. For pairs of tokens, of one or two layouts, `rows` has the smaller axis;
@@ -354,14 +355,14 @@ class SameLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class LaneLimit(Fact):
-    """Mask over pairs of tokens: elements equal to `when` have a token inside one bound of another token's lane.
+    """Mask over pairs of tokens: `when` implies one bound of a lane.
 
     Elements of padding along `rows` are unspecified.
 
     Attributes:
         layout: layout of the tokens.
         rows, columns: axes of the tokens; `rows` has the lanes.
-        side: "start" if no token along `columns` is before its lane, "stop" if none is behind.
+        side: "start" if no token along `columns` is before its lane, "stop" if no token is after it.
         when: see above.
     """
 
@@ -402,7 +403,7 @@ class MaskedOut(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Fact):
-    """The lanes or tokens of an axis are on two adjacent axes; the owner is `Mixed`.
+    """The rows of an axis are on two adjacent axes; the owner is `Mixed`.
 
     Elements at index i of axis `tiles` and j of axis `tiles` + 1 depend on row i * `size` + j of `rows`.
 
@@ -544,8 +545,10 @@ class UnchangedRows:
     leaf: Leaf
     view: View = ()
 
-    def after_write(self, part: "Kept | None", inverse_path: Callable[[View], View | None]) -> "Kept | None":
-        """Return this fact if a write restores the replaced part of the pool; otherwise None.
+    def after_write(
+        self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]
+    ) -> "UnchangedRows | None":
+        """Return this fact if a write restores the replaced part of the pool, else None.
 
         Args:
             part: fact of the written array; None if the array is no part of a pool.
@@ -564,7 +567,7 @@ class Value:
         number: equal numbers mean equal elements in row-major order; 0 before a number is assigned.
         range: bounds of an integer array.
         fact: another fact about the elements.
-        kept: holds under the assumption that the lane is idle.
+        intact: holds if the lane is idle.
         version: version of the pool that this array is or is a view of; None for other arrays.
         uniform: axes along which all elements of a shared array are equal.
     """

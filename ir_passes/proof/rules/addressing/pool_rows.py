@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
+from ir_passes.proof.prover import RowAccess
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.page_tables import no_entry, page_fault
 from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
@@ -12,7 +13,6 @@ from ir_passes.proof.uniformity import REMEDY, reveals_places
 from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
-from ir_passes.proof.walk import RowAccess
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
 _BY_SLOT = (

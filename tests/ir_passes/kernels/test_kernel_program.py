@@ -1,4 +1,4 @@
-"""The plain form of a Pallas kernel: what it computes, what has none, and that a declaration is believed instead."""
+"""The plain form of Pallas kernels: results, unreadable kernels, declared kernels."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ def test_plain_form_computes_what_the_kernel_does(program: Program):
     for seed in range(4):
         args = program.args(seed)
         if any(np.ndim(one) == 1 and np.asarray(one).dtype == np.int32 and (one == 0).sum() > 1 for one in args):
-            continue  # several lanes on the null row, whose content is nobody's
+            continue  # several lanes on the null row: its content is arbitrary
         plain = read(program.step, *args)
         assert len(plain.read) == 1 and not plain.unread
         for one, other in zip(ir.as_function(plain.program)(*args), program.step(*args), strict=True):

@@ -1,4 +1,4 @@
-"""Soundness of the abstract values: lanes outside a variable's predicted set do not change it, and its facts hold.
+"""Soundness of abstract values: only predicted lanes change a variable, facts hold.
 
 Every equation of every program of the zoo, and random programs of common operations; what is said of lanes of length 0
 is compared for those lanes.
@@ -122,7 +122,7 @@ def test_random_forms_are_varied() -> None:
 
 @pytest.mark.long
 def test_predictions_for_idle_lanes_hold() -> None:
-    """Programs with the usual ways of keeping rows: of ranges, of what is shared, of rows that are kept."""
+    """Programs with ranges, shared values and unchanged rows."""
     checked: dict[str, int] = {}
     assert [fault for seed in IDLE for fault in broken(random_program(seed, idle=True), range(2), checked)] == []
     assert all(checked[what] > 500 for what in ("kept", "range", "owner", "number", "iota", "slot")), checked
@@ -154,7 +154,7 @@ def test_random_programs_are_varied() -> None:
 
 
 def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows said to be those of other lanes."""
+    """Claim rows for other lanes."""
     real = predictions
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
@@ -170,7 +170,7 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every choice by the length said to be the new rows, and every range to be one more than it is."""
+    """Claim unchanged rows for every select by the length, and wrong ranges."""
     real = predictions
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
@@ -190,7 +190,7 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_column_of_columns_is_not_taken_for_what_it_was() -> None:
-    """Two arrays of kept rows beside each other along a new axis: a slice of one has one axis more than the pool."""
+    """Unchanged rows joined along a new axis: a slice has one axis more than the pool."""
 
     def step(x, rows, lengths):
         intact = jnp.where((lengths > 0)[:, None], x, rows)

@@ -25,7 +25,7 @@ from ir_passes.xla_audit.audit import AuditReport
 
 
 class Audit(NamedTuple):
-    """The result of an audit: the report or the reason for its absence, and faults that only warn."""
+    """The result of an audit: a report or the reason for its absence, and warnings."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()

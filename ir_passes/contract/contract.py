@@ -92,7 +92,9 @@ class BoundContract:
 
 @dataclass(frozen=True)
 class LaneContract:
-    """Entries for the arguments and results of a step: pytree prefixes, like the specs of `jax.shard_map`.
+    """Entries for the arguments and results of a step, as pytree prefixes.
+
+    They work like the specs of `jax.shard_map`.
 
     An entry applies to every array below it. An argument passed by name has the entry of its position. Static arguments
     have no entry, as in `in_shardings` of `jax.jit`.
@@ -112,7 +114,7 @@ class LaneContract:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
-        """Assign entries to the arrays of `fn(*args)`, which is traced, not run.
+        """Assign entries to the arrays of `fn(*args)`; trace it without a run.
 
         Args:
             fn: the step.

@@ -97,7 +97,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Packed:
-    """Entry t along `axis` belongs to the lane of token t; the tokens of all lanes are concatenated.
+    """Concatenated tokens: entry t along `axis` belongs to the lane of token t.
 
     The layout is an input of the step: the number of tokens of each lane is shared. Tokens after the last lane are
     padding; their results are outside every claim and may depend on anything, but no lane may depend on them. A lane
@@ -185,7 +185,7 @@ class SlotMap(_RowMap):
 
 @dataclass(frozen=True)
 class PageTable(_RowMap):
-    """int32 [N, ...]: the pages of each lane in pools, like the block tables of paged caches.
+    """int32 [N, ...]: the pages of each lane in pools, like block tables.
 
     A page is `page_size` adjacent rows of a pool. A page that a lane writes belongs to it: no other lane has it in a
     table of the same groups, and it is not the null page. Pages of several lanes, for example of a shared prefix, are
@@ -220,7 +220,7 @@ class PageTable(_RowMap):
 
 @dataclass(frozen=True)
 class Opaque:
-    """The declaration of a custom call, kernel or callback: an entry for each operand and result.
+    """A declaration of a custom call, kernel or callback: entries of operands and results.
 
     Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on shared
     operands; a `Pool` result differs from its predecessor in the rows of the lanes only. As in a step, a `SlotMap`

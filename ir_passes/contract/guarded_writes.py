@@ -65,7 +65,7 @@ def _condition(eqn: ir.JaxprEqn) -> list[Any]:
 
 
 def _guardable(eqn: ir.JaxprEqn) -> bool:
-    """Return True for a slice write, and for a scatter that drops indices out of bounds."""
+    """Return True for a slice write or a scatter that drops indices."""
     if eqn.primitive.name == "dynamic_update_slice":
         return True
     if eqn.primitive.name not in primitives.SCATTERS:

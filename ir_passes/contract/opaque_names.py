@@ -38,7 +38,7 @@ def exact_name(eqn: ir.JaxprEqn) -> str:
 
 
 def short_name(eqn: ir.JaxprEqn) -> str:
-    """Return the name of the function or target, or the format of a print; else ""."""
+    """Return the name of a function or target, or a print's format."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             return str(eqn.params.get("name") or ", ".join(traced.partition(AT)[0] for traced in _traced(eqn)))
@@ -107,7 +107,7 @@ def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
 
 
 def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
-    """Return for each operation its declared name and the index of its distinct body; no fingerprint has these."""
+    """Return declared name and index of the body of each operation, absent from fingerprints."""
     distinct: list[ir.JaxprEqn] = []
     names = []
     for eqn in operations(jaxpr):
@@ -119,7 +119,7 @@ def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | N
 
 
 def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
-    """Raise ContractError for a declaration of a primitive; the message lists the names in the program."""
+    """Raise ContractError for a declaration of a primitive, with the program's names."""
     for name in opaque:
         if name in primitives.OPAQUE:
             names = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
@@ -132,7 +132,7 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
 
 
 def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:
-    """Return the known "name at file:line" of a kernel's functions; each core may run another one."""
+    """Return the known "name at file:line" of a kernel's functions."""
     sources = (getattr(body.debug_info, "func_src_info", None) for body in ir.sub_jaxprs(eqn, opaque=True))
     return tuple(dict.fromkeys(str(source) for source in sources if source and str(source) != "<unknown>"))
 
@@ -194,7 +194,7 @@ def _callback(eqn: ir.JaxprEqn) -> Hashable:
 
 
 def _identity(value: Any, within: tuple[int, ...]) -> Hashable:
-    """Return a key, equal for equal values: functions of one code over equal values, numbers, text.
+    """Return a key that is equal for equal functions, numbers and text.
 
     Args:
         within: ids of the functions around this value, for functions that contain themselves.

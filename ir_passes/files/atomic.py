@@ -23,7 +23,7 @@ def partial_path(path: Path, token: str | None = None) -> Path:
 
 @contextmanager
 def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a new file; rename it to `path` once it is on the disk, delete it on failure.
+    """Open a new file; rename it to `path` on success, delete it on failure.
 
     Args:
         path: replaced if it exists.

@@ -209,7 +209,7 @@ class _Kernel:
         return [Ref.fresh(shape, dtype) for shape, dtype in self.scratch if dtype is not None]
 
     def _inside(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
-        """Read blocks of step `ids` of the axes up to `axis`, run the inner axes, write blocks."""
+        """Read blocks of one step of the outer axes, run the inner axes, write blocks."""
         parts = [
             array if array is None else _part(blocks, array, self._starts(blocks, axis, ids, scalars))
             for blocks, array in zip(self.inputs, inputs, strict=True)

@@ -17,7 +17,12 @@ Range = tuple[int, int]
 
 
 class Fact:
-    """A fact about the elements of an array, in addition to owner and bounds."""
+    """A fact about the elements of an array, in addition to owner and bounds.
+
+    Attributes of several facts: `layout` is the layout of packed tokens; `axis` the axis of the tokens, None for the
+    token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of the elements of a mask with the
+    stated property; `padding` as in `SegmentIds`.
+    """
 
     __slots__ = ()
 
@@ -106,7 +111,6 @@ class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
-        layout: layout of the tokens.
         padding: element at padding: "past" for the number of lanes, "last" for the last lane.
     """
 
@@ -120,10 +124,6 @@ class LaneOfToken(Fact):
     """The lane of the token of a loop iteration.
 
     For padding: the number of lanes, or the last lane.
-
-    Attributes:
-        token: the token, as in `OneLane`.
-        layout, padding: as in `SegmentIds`.
     """
 
     token: Symbol
@@ -149,11 +149,7 @@ class NextLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element r along `axis` = lane of token r + `shift`, or no lane.
-
-    Attributes:
-        layout, padding: as in `SegmentIds`.
-    """
+    """Element r along `axis` = lane of token r + `shift`, or no lane."""
 
     axis: int
     layout: str
@@ -166,7 +162,6 @@ class Offsets(Fact):
     """Element at index i of `axis` = cu_seqlens[i + `first`] + `plus`.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the lanes; None for an array of equal elements, cu_seqlens[`first`] + `plus`.
     """
 
@@ -181,7 +176,6 @@ class LaneStarted(Fact):
     """Element at (t, i) equals `when` if cu_seqlens[i + `first`] <= t, otherwise not.
 
     Attributes:
-        layout: layout of the tokens.
         tokens, lanes: axes of t and i.
     """
 
@@ -225,8 +219,6 @@ class TokenBound(Fact):
     """Element at token t of `axis` = base(t) + `plus`; unspecified for padding.
 
     Attributes:
-        layout: layout of the tokens.
-        axis: axis of the tokens.
         base: "start" for the first token of the lane of t, "stop" for the token after its last one, "position" for
             t - start, "left" for stop - t.
     """
@@ -244,11 +236,8 @@ class WithinLane(Fact):
     Elements with padding as t imply nothing.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
-        when: see above.
-        token: the token of the iteration, as in `OneLane`.
     """
 
     layout: str
@@ -268,7 +257,6 @@ class TokenSpan(Fact):
     if all of these are tokens; otherwise on any token.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the tokens; None if r is 0 for all elements.
     """
 
@@ -285,7 +273,6 @@ class PlacedToken(Fact):
     """Elements at one index depend on the lane of a token; others are shared.
 
     Attributes:
-        layout: layout of the tokens.
         axis, place: axis and index of these elements.
         token: number of the token.
     """
@@ -310,9 +297,7 @@ class NonPadding(Fact):
     """Mask over tokens: no element of padding equals `when`.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the tokens; None for the token of a loop iteration.
-        token: the token of the iteration, as in `OneLane`.
     """
 
     layout: str
@@ -323,12 +308,7 @@ class NonPadding(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SharedPadding(Fact):
-    """Elements of padding depend on shared inputs only.
-
-    Attributes:
-        layout: layout of the tokens.
-        axis: axis of the tokens.
-    """
+    """Elements of padding depend on shared inputs only."""
 
     layout: str
     axis: int
@@ -344,7 +324,6 @@ class SameLane(Fact):
         rows, columns: owners along two axes. For pairs of tokens, of one or two layouts, `rows` has the smaller axis;
             for lanes and tokens, `rows` has the lanes.
         padding: True if an element equal to `when` may have padding along `columns`.
-        when: see above.
     """
 
     rows: LaneRows
@@ -360,10 +339,8 @@ class LaneLimit(Fact):
     Elements of padding along `rows` are unspecified.
 
     Attributes:
-        layout: layout of the tokens.
         rows, columns: axes of the tokens; `rows` has the lanes.
         side: "start" if no token along `columns` is before its lane, "stop" if no token is after it.
-        when: see above.
     """
 
     layout: str

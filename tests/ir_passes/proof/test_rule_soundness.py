@@ -109,15 +109,15 @@ def test_random_calls_are_varied() -> None:
 
 
 def test_random_forms_are_varied() -> None:
-    facts, taken, intact = Counter[str](), 0, Counter[str]()
+    facts, non_null, intact = Counter[str](), 0, Counter[str]()
     for seed in range(FORMS, FORMS + 20):
         subject = Subject(random_form(seed), range(1))
         for role in ("", "active", "active_count"):
             for _, _, value, _ in predictions(subject, role, counted=role == "active_count").values():
                 facts[type(value.fact).__name__] += 1
-                taken += getattr(value.fact, "taken", False)
+                non_null += getattr(value.fact, "non_null", False)
                 intact[role] += value.intact is not None
-    assert facts["HasRow"] and taken and intact["active"] and intact["active_count"], (facts, taken, intact)
+    assert facts["HasRow"] and non_null and intact["active"] and intact["active_count"], (facts, non_null, intact)
 
 
 @pytest.mark.long

@@ -5,7 +5,5 @@ Imports `jaxpr`. Begin with `expanded`, then `program`, the loops over a kernel'
 """
 
 from ir_passes.kernels.expanded import ReadKernels, read_kernels
-from ir_passes.kernels.memory import UnreadableKernel
-from ir_passes.kernels.program import kernel_program
 
-__all__ = ["ReadKernels", "UnreadableKernel", "kernel_program", "read_kernels"]
+__all__ = ["ReadKernels", "read_kernels"]

@@ -1,7 +1,7 @@
 """The certificate of a compilation, made of the results of its phases."""
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -24,26 +24,34 @@ from ir_passes.jaxpr.mesh import of_one_device
 from ir_passes.xla_audit.audit import AuditReport
 
 
+class Audit(NamedTuple):
+    """The result of an audit: a report or the reason for its absence, and warnings."""
+
+    report: AuditReport | None
+    faults: tuple[Statement, ...] = ()
+    absent: str | None = None
+
+
 def make_certificate(
     step: ProvedTrace,
     name: str,
     versions: Versions,
-    audit_faults: tuple[Statement, ...],
     scheduled: tuple[Scheduled, ...],
     compiled: jax.stages.Compiled,
-    report: AuditReport | None,
-    not_audited: str | None,
+    audit: Audit,
     seconds: dict[str, float],
 ) -> Certificate:
     """Make the certificate of one executable.
 
     Args:
-        step: that was compiled.
+        step: the compiled step.
         name: of the program.
-        versions: that it was compiled with.
-        scheduled: the collectives of the program, for a step that was not audited.
-        not_audited: why it was not.
+        versions: of the compilation.
+        scheduled: the collectives of the program, for a step without an audit.
+        compiled, audit: the executable and its audit.
+        seconds: of each phase.
     """
+    report = audit.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
     proved, bound = step.proved, step.bound
     proof = proved.reused or proved.proof
@@ -71,10 +79,10 @@ def make_certificate(
         proof.proved if proof else (),
         report.audited if report else (),
         (),
-        not_audited,
+        audit.absent,
         proof.assumed if proof else (),
         tuple(not_covered),
-        proved.faults + audit_faults,
+        proved.faults + audit.faults,
         proof.notes if proof else (),
         tuple(PassEffect(effect.name, effect.changed, effect.summary) for effect in proved.passes),
         tuple(map(str, report.copies)) if report else (),

@@ -17,7 +17,7 @@ from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_as
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
-from ir_passes.compile.certifying import make_certificate
+from ir_passes.compile.certifying import Audit, make_certificate
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph, warn
 from ir_passes.compile.refused_settings import require_donation, require_programs
@@ -42,7 +42,7 @@ from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
 from ir_passes.targets import Target, as_target
-from ir_passes.xla_audit.audit import AuditReport, audit
+from ir_passes.xla_audit.audit import audit
 from ir_passes.xla_audit.hlo import HloError
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL
 
@@ -244,9 +244,9 @@ class LoweredStep(Stage):
                 program = CompiledProgram(compiled, absent="certify is 'off'")
             else:
                 program = clock.time("compile", compile_with_assignment, self.lowered, compiler_options)
-        report, audit_faults, not_audited = None, (), program.absent
-        if not_audited is None:
-            report, audit_faults, not_audited = clock.time(
+        result = Audit(None, absent=program.absent)
+        if program.absent is None:
+            result = clock.time(
                 "audit",
                 lambda: _audit(
                     program,
@@ -260,13 +260,11 @@ class LoweredStep(Stage):
                     call=call,
                 ),
             )
-        certificate = make_certificate(
-            step, self._calling.name, versions, audit_faults, scheduled, program.compiled, report, not_audited,
-            clock.seconds,
-        )  # fmt: skip
+        name, compiled = self._calling.name, program.compiled
+        certificate = make_certificate(step, name, versions, scheduled, compiled, result, clock.seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             _keep(step.store, step.key, certificate)
-        return CompiledStep(step, self._calling, program, certificate, report)
+        return CompiledStep(step, self._calling, program, certificate, result.report)
 
 
 def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
@@ -278,19 +276,17 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
         warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
 
 
-def _audit(
-    program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any
-) -> tuple[AuditReport | None, tuple[Statement, ...], str | None]:
-    """Return the report, the faults that only warn, and the reason for a missing report."""
+def _audit(program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any) -> Audit:
+    """Return the audit of a program; with certify="warn" it warns of faults."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
         if certify == "error":
-            return report.require(), (), None
-        faults, why = tuple(finding.statement for finding in report.findings), None
+            return Audit(report.require())
+        result = Audit(report, tuple(finding.statement for finding in report.findings))
     except HloError as error:
         if certify == "error":
             raise
-        report, faults, why = None, (Refusal.NOT_AUDITED.statement(why=error),), str(error)
-    warn(faults)
-    return report, faults, why
+        result = Audit(None, (Refusal.NOT_AUDITED.statement(why=error),), str(error))
+    warn(result.faults)
+    return result

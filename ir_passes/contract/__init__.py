@@ -1,4 +1,4 @@
-"""Contracts: which inputs and outputs of a step are shared, per lane, slot maps or pools of rows.
+"""Contracts: the entries of a step's inputs and outputs (shared, per lane, slot map, pool).
 
-Imports `jaxpr`. Begin with `contract` and `entries`; `declared` has what is declared instead of proved.
+Imports `jaxpr`. Begin with `contract` and `entries`; `declared` has declarations that replace a proof.
 """

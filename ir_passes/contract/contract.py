@@ -1,7 +1,8 @@
-"""The contract of a step: which of its inputs and outputs are shared, per lane, or pools of per-sequence rows.
+"""The contract of a step: an entry for each of its inputs and outputs.
 
-A step computes N lanes at once. Its contract says whose every argument and result is. `bind` checks that a contract
-fits a function and its arguments and lays it out leaf by leaf; the proof and the tests show that the promises hold.
+A step computes N lanes at once. The contract gives the owner of every argument and result: shared, per lane, or a pool
+of per-sequence rows. `bind` checks that a contract fits a function and its arguments, and assigns an entry to each
+array; the proof and the tests show that the contract holds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -58,10 +59,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class BoundContract:
-    """A contract laid out over the flattened arguments and results of one function.
+    """A contract with one entry for each flattened argument and result of a function.
 
     Attributes:
-        lanes: N.
+        lanes: number of lanes.
         inputs, outputs: every array in flattening order.
         successors: index of an input pool -> index of the output that succeeds it.
         opaque: declared operations by name.
@@ -75,13 +76,13 @@ class BoundContract:
 
     @property
     def null_maps(self) -> list[int]:
-        """The slot maps that put idle lanes on the null row, by their index among the inputs."""
-        maps = [(k, one.entry) for k, one in enumerate(self.inputs) if isinstance(one.entry, SlotMap)]
+        """Indices of the slot maps that put idle lanes on the null row."""
+        maps = [(k, array.entry) for k, array in enumerate(self.inputs) if isinstance(array.entry, SlotMap)]
         return [k for k, entry in maps if entry.null and not entry.disjoint]
 
     @property
     def layouts(self) -> dict[str, int | None]:
-        """Layouts of packed tokens by name -> number of tokens; None if no array has an index for each token."""
+        """Name of each layout -> number of tokens; None without an array of tokens."""
         layouts: dict[str, int | None] = {}
         for bound in (*self.inputs, *self.outputs):
             if bound.layout is not None:
@@ -91,18 +92,20 @@ class BoundContract:
 
 @dataclass(frozen=True)
 class LaneContract:
-    """Entries for the arguments of a step and for its results: pytree prefixes, as the specs of `jax.shard_map`.
+    """Entries for the arguments and results of a step, as pytree prefixes.
 
-    An entry stands for every array below its place. An argument that is given by name has the entry of its position.
-    Static arguments have none, as in `in_shardings` of `jax.jit`.
+    They work like the specs of `jax.shard_map`.
+
+    An entry applies to every array below it. An argument passed by name has the entry of its position. Static arguments
+    have no entry, as in `in_shardings` of `jax.jit`.
 
     Attributes:
         inputs: a tuple with entries for each positional argument, or one entry for all; None is `Unspecified`.
-        outputs: entries for what the step returns: one array, a tuple, a dict, a dataclass.
+        outputs: entries for the results: one array, a tuple, a dict, a dataclass.
         opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
-            format of a print. Where that is not one thing: "name at file:line" of the function's definition,
+            format of a print. For an ambiguous name: "name at file:line" of the function's definition,
             "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
-        keywords: entries of arguments that have no position, by name.
+        keywords: entries of keyword-only arguments, by name.
     """
 
     inputs: Any
@@ -111,7 +114,7 @@ class LaneContract:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
-        """Lay the contract out over `fn(*args)`, which is traced and not run.
+        """Assign entries to the arrays of `fn(*args)`; trace it without a run.
 
         Args:
             fn: the step.
@@ -123,7 +126,7 @@ class LaneContract:
         return self.bind_trace(trace_function(fn, args))
 
     def bind_trace(self, trace: Trace) -> BoundContract:
-        """Lay the contract out over a traced function; errors are those of `bind`."""
+        """Assign entries to the arrays of a traced function; raises like `bind`."""
         for name, declaration in self.opaque.items():
             check_opaque(name, declaration)
         check_names(self.opaque, trace.program)
@@ -135,7 +138,7 @@ class LaneContract:
         bound = (array for where, entries, value in arguments for array in _bind(where, entries, value))
         # JAX traces 64-bit arrays of NumPy as 32-bit arrays unless `jax_enable_x64` is on
         dtypes = (ir.dtype_of(var) for var in trace.program.jaxpr.invars)
-        inputs = tuple(replace(one, dtype=dtype) for one, dtype in zip(bound, dtypes, strict=True))
+        inputs = tuple(replace(array, dtype=dtype) for array, dtype in zip(bound, dtypes, strict=True))
         outputs = tuple(_bind("result", self.outputs, results))
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
@@ -170,20 +173,19 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
         bound.path: bound.shape[bound.entry.axis] for bound in (*inputs, *outputs) if isinstance(bound.entry, Lane)
     }
     sizes |= {bound.path: bound.shape[0] for bound in inputs if isinstance(bound.entry, SlotMap) and bound.shape}
-    sizes |= {one.path: one.shape[0] - 1 for one in inputs if getattr(one.entry, "role", None) == "cu_seqlens"}
+    cu_seqlens = [bound for bound in inputs if getattr(bound.entry, "role", None) == "cu_seqlens"]
+    sizes |= {bound.path: bound.shape[0] - 1 for bound in cu_seqlens}
     if not sizes:
-        tables = [
-            one for one in inputs if isinstance(one.entry, PageTable) and len(one.shape) > 1 and not one.entry.packed
-        ]
-        sizes = {one.path: one.shape[0] for one in tables}
+        tables = [bound for bound in inputs if isinstance(bound.entry, PageTable) and not bound.entry.packed]
+        sizes = {bound.path: bound.shape[0] for bound in tables if len(bound.shape) > 1}
     if not sizes:
         raise ContractFault.NO_LANES.error(
             "", "nothing says how many lanes the step has: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
         )
     if len(set(sizes.values())) > 1:
-        found = ", ".join(f"{path}: {size}" for path, size in sizes.items())
-        hint = _OF_RANKS if any(getattr(one.entry, "role", None) == "cu_seqlens" for one in inputs) else _OF_TOKENS
-        raise ContractFault.LANES.error("", f"lane axes have different lengths: {found}; {hint}")
+        listing = ", ".join(f"{path}: {size}" for path, size in sizes.items())
+        hint = _OF_RANKS if cu_seqlens else _OF_TOKENS
+        raise ContractFault.LANES.error("", f"lane axes have different lengths: {listing}; {hint}")
     return next(iter(sizes.values()))
 
 
@@ -202,8 +204,8 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
         if getattr(bound.entry, "packed", False) and rows and bound.dtype == np.int32:
             continue
         if isinstance(bound.entry, PageTable) and (rows == 0 or rows % lanes or bound.dtype != np.int32):
-            found = f"got {bound.dtype}{bound.shape}{_conversion(bound, np.dtype(np.int32))}"
-            raise ContractFault.ARRAY.error(bound.path, f"{bound.entry} needs int32[{lanes}, pages], {found}")
+            actual = f"got {bound.dtype}{bound.shape}{_conversion(bound, np.dtype(np.int32))}"
+            raise ContractFault.ARRAY.error(bound.path, f"{bound.entry} needs int32[{lanes}, pages], {actual}")
     for bound in (*inputs, *outputs):
         role = getattr(bound.entry, "role", None)
         if role is None or isinstance(bound.entry, Packed | PageTable):
@@ -235,23 +237,23 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
         if not isinstance(bound.entry, SlotMap | PageTable):
             continue
         for name in ("size", "page_size"):
-            if (found := getattr(bound.entry, name, 1)) < 1:
-                raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {found}")
+            if (number := getattr(bound.entry, name, 1)) < 1:
+                raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {number}")
         for name in bound.entry.names:
             if name not in groups:
-                known = ", ".join(sorted(groups)) or "none"
-                raise ContractFault.GROUP.error(bound.path, f"no pool belongs to group {name!r}; groups: {known}")
+                listing = ", ".join(sorted(groups)) or "none"
+                raise ContractFault.GROUP.error(bound.path, f"no pool belongs to group {name!r}; groups: {listing}")
             if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
                 message = "has a SlotMap and a PageTable; give the pools that have pages a group of their own"
                 raise ContractFault.MAPS.error(bound.path, f"group {name!r} {message}")
     for name in mapped:
         maps = [(bound.path, bound.entry) for bound in inputs if isinstance(bound.entry, SlotMap)]
         maps = [(path, entry) for path, entry in maps if name in entry.names]
-        written = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
-        if len(written) > 1:
-            message = f"rows of group {name!r} may be written by {' and by '.join(written)}, which may name one row"
+        writers = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
+        if len(writers) > 1:
+            message = f"rows of group {name!r} may be written by {' and by '.join(writers)}, which may name one row"
             remedy = "declare role='read' and role='write', or disjoint=True for all but one"
-            raise ContractFault.MAPS.error(written[1], f"{message}; {remedy}")
+            raise ContractFault.MAPS.error(writers[1], f"{message}; {remedy}")
     return {*mapped}
 
 
@@ -277,10 +279,10 @@ def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[i
                 groups.setdefault(bound.entry.group, []).append(i)
         return groups
 
-    before, after = by_group(inputs), by_group(outputs)
+    input_groups, output_groups = by_group(inputs), by_group(outputs)
     pairs: dict[int, int] = {}
-    for group, indices in after.items():
-        donors = before.get(group, [])
+    for group, indices in output_groups.items():
+        donors = input_groups.get(group, [])
         if len(indices) > len(donors):
             message = f"{len(indices)} output pools but only {len(donors)} input pools"
             raise ContractFault.SUCCESSOR.error(f"group {group!r}", message)

@@ -23,7 +23,7 @@ CROSSING = "declassify:"
 
 @dataclass(frozen=True)
 class RowWise:
-    """A row-wise jitted function: each row of its results depends only on the same row of its `Lane` arguments.
+    """A jitted function with each result row depending on one row of the `Lane` arguments.
 
     Attributes:
         name: of the function.
@@ -37,7 +37,7 @@ class RowWise:
 
 _DECLARED: dict[str, RowWise] = {}
 _FUNCTIONS: dict[str, list[Callable[..., Any]]] = {}
-"""The functions that were declared by one name, file and line, which need not be one function."""
+"""Declared functions by name, file and line; several functions may share a key."""
 
 
 def rowwise(
@@ -46,20 +46,20 @@ def rowwise(
     outputs: tuple[Lane | Shared, ...] = (Lane(),),
     static: Sequence[Mapping[str, Any]] = ({},),
 ) -> None:
-    """Declare that a jitted function works on each row by itself; a proof then does not look inside.
+    """Declare that a jitted function is row-wise; a proof then skips its body.
 
     A jaxpr names a called function by name, file and line, which several functions may share. A proof therefore
     compares the body of the call with the trace of this function.
 
     Args:
-        op: a result of `jax.jit`; its arguments are arrays, which are counted in order, and static ones.
-        inputs: for each argument, `Lane(axis)` where it is an array of rows, else `Shared()`.
+        op: a result of `jax.jit`.
+        inputs: for each array argument, `Lane(axis)` for an array of rows, else `Shared()`.
         outputs: the same for the results.
-        static: values of the static arguments, by name, in every combination that is declared.
+        static: values of the static arguments by name, for each declared combination.
 
     Raises:
-        ValueError: it is declared already, differently.
-        TypeError: `op` is not jitted, so that it would not be seen in a program.
+        ValueError: it has another declaration.
+        TypeError: `op` is not jitted, so a program has no call of it.
     """
     if not hasattr(op, "lower"):
         raise TypeError(f"rowwise needs a function made by jax.jit, got {op!r}: decorate it with @jax.jit")
@@ -71,16 +71,16 @@ def rowwise(
 
 
 def declaration_of(eqn: Any) -> RowWise | None:
-    """The declaration of the function that an equation calls."""
+    """Return the declaration of a called function, or None."""
     return _DECLARED.get(ir.called_definition(eqn)) if _DECLARED else None
 
 
 def other_body(eqn: Any, check_vma: bool) -> str | None:
-    """Return the difference between a called function and all declared by its name; None if it is one of them.
+    """Return the difference between a called function and the declared ones; None if equal.
 
     Args:
-        eqn: a call of a function that is declared by name, file and line.
-        check_vma: whether JAX checks along which axes of a mesh values differ, where the equation stands.
+        eqn: a call of a function with a declaration for its name, file and line.
+        check_vma: True if JAX checks along which mesh axes values differ at the equation.
     """
     body = ir.body_of(eqn)
     assert body is not None
@@ -88,14 +88,15 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
         return None
     why: list[str] = []
     functions, declaration = _FUNCTIONS.get(ir.called_definition(eqn), ()), _DECLARED[ir.called_definition(eqn)]
-    # Each as it is first: most calls are under no `jax.vmap`.
-    for form in itertools.chain.from_iterable(zip(*(_forms(one, declaration) for one in functions), strict=True)):
+    # without `jax.vmap` first: most calls
+    forms = zip(*(_forms(function, declaration) for function in functions), strict=True)
+    for form in itertools.chain.from_iterable(forms):
         try:
-            own = retraced(body, form, check_vma)
-        except Exception as error:  # whatever a function does with arguments that it is not made for
+            declared = retraced(body, form, check_vma)
+        except Exception as error:  # the function may raise anything for foreign arguments
             why.append(f"and the one declared cannot be traced with these arguments: {error}")
             continue
-        if own is not None and _same(own, body):
+        if declared is not None and _same(declared, body):
             _SEEN.add(body)
             return None
         why.append("with another body than the function declared")
@@ -103,7 +104,7 @@ def other_body(eqn: Any, check_vma: bool) -> str | None:
 
 
 def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Callable[..., Any]]:
-    """Yield a function as it is and under `jax.vmap`: where rows are entries along axis 0, so are those of a batch."""
+    """Yield a function, then under `jax.vmap` if its rows are along axis 0."""
     yield function
     if any(isinstance(entry, Lane) and entry.axis for entry in (*declaration.inputs, *declaration.outputs)):
         return
@@ -114,29 +115,30 @@ def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Calla
 
 
 _VMAPPED = 2
-"""Levels of `jax.vmap` that a declared function may be under: over the lanes, and over the tokens of one."""
+"""Levels of `jax.vmap` around a declared function: over lanes, and over tokens."""
 _SEEN: WeakSet[ir.ClosedJaxpr] = WeakSet()
-"""Bodies that were found to be of a declared function."""
+"""Bodies of declared functions."""
 
 
-def _same(one: ir.ClosedJaxpr, other: ir.ClosedJaxpr) -> bool:
-    one, other = ir.without_dead(one), ir.without_dead(other)
-    if fingerprint(one) != fingerprint(other):
+def _same(first: ir.ClosedJaxpr, second: ir.ClosedJaxpr) -> bool:
+    first, second = ir.without_dead(first), ir.without_dead(second)
+    if fingerprint(first) != fingerprint(second):
         return False
-    # a fingerprint knows what is called back by name only
-    called = [
-        [eqn for eqn in ir.all_eqns(each.jaxpr, opaque=True) if "callback" in eqn.params] for each in (one, other)
+    # a fingerprint has only the names of callbacks
+    calls = [
+        [eqn for eqn in ir.all_eqns(program.jaxpr, opaque=True) if "callback" in eqn.params]
+        for program in (first, second)
     ]
-    return all(same_body(a, b) for a, b in zip(*called, strict=True))
+    return all(same_body(a, b) for a, b in zip(*calls, strict=True))
 
 
 def declarations() -> tuple[RowWise, ...]:
-    """Return all declarations of this process, in the order of names."""
+    """Return all declarations of this process, ordered by name."""
     return tuple(_DECLARED[key] for key in sorted(_DECLARED))
 
 
 def opaque_of(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> tuple[str, Opaque] | None:
-    """Name and declaration of the custom call, kernel or callback that an equation is; None if there is none."""
+    """Return name and declaration of a custom call, kernel or callback, or None."""
     if eqn.primitive.name not in primitives.OPAQUE:
         return None
     name = declared_name(eqn, opaque)
@@ -144,11 +146,11 @@ def opaque_of(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> tuple[str, Opaq
 
 
 def declassify(x: Array, reason: str) -> Array:
-    """Mark a value that depends on several lanes and is meant to reach all of them.
+    """Return a value of several lanes unchanged, marked as intended for all lanes.
 
     Args:
-        x: the value, returned as it is.
-        reason: one sentence; it stands in the certificate.
+        x: the value.
+        reason: one sentence, for the certificate.
     """
     if not reason.strip():
         raise ValueError("declassify needs a reason: one sentence that says why lanes may see each other here")

@@ -1,4 +1,4 @@
-"""The entries of a contract: each describes one array, or an operation that cannot be looked into."""
+"""The entries of a contract: each describes one array, or an opaque operation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -9,7 +9,7 @@ from ir_passes.jaxpr.dtypes import DType
 
 
 class ContractFault(StatementId):
-    """The fault of a contract: the value is its id, `sentence` says it in words. The list is closed."""
+    """Kinds of faults of a contract: id and `sentence`."""
 
     ENTRY = "no-entry", "Something stands in the place of an entry that is none, or that cannot stand there."
     PREFIX = "no-prefix", "The entries are no pytree prefix of the arguments or results."
@@ -34,12 +34,12 @@ class ContractFault(StatementId):
     NOT_MEASURED = "not-measured", "Dependence is not measured of packed page tables."
 
     def error(self, about: str, message: str) -> "ContractError":
-        """The error of this one fault; arguments as for `fault`."""
+        """Return an error with this fault; arguments as for `fault`."""
         return ContractError(self.fault(about, message))
 
 
 class ContractError(StatedError, ValueError):
-    """A contract does not fit the function or the arguments it was given for; `ContractFault` lists the ids."""
+    """A contract does not fit the function or the arguments; `ContractFault` lists the ids."""
 
 
 LaneRole = Literal["length", "active", "accepted"]
@@ -58,11 +58,11 @@ def _shown(entry: Any, name: str) -> str:
 
 @dataclass(frozen=True)
 class Shared:
-    """An array that is the same for every lane: weights, scalars that the host computed for the whole step.
+    """An array for all lanes: weights, scalars that the host computed for the step.
 
     Attributes:
-        role: "active_count" for an input, int32 []: the lanes whose numbers are not below it are idle, and keep their
-            rows. Any number may be given.
+        role: "active_count" for an input, int32 []: lanes from this number on are idle and keep their rows. Any number
+            is allowed.
     """
 
     role: SharedRole | None = None
@@ -73,10 +73,10 @@ class Shared:
 
 @dataclass(frozen=True)
 class Unspecified:
-    """An array that a contract says nothing about; None in its place means the same.
+    """An array without an entry; None means the same.
 
-    An argument may then hold anything of any lane, and nothing of it may reach a pool or a result. A result must be the
-    same for every lane. Both are the strictest that can be asked, so that nothing is lost by leaving an array out.
+    An argument may then depend on every lane, so it may reach no pool and no result. A result must be equal for all
+    lanes. Both are the strictest conditions, so omitting an entry is safe.
     """
 
 
@@ -85,11 +85,10 @@ class Lane:
     """Entry i along `axis` belongs to lane i.
 
     Attributes:
-        axis: the axis whose length is the number of lanes.
-        role: "length" for the int32 number of real tokens of each lane, an input (0: the lane is idle and keeps its
-            rows), "active" for the bool mask of the lanes that are not idle, an input, "accepted" for the int32 number
-            of tokens of each lane that a verification step accepted; of an output it is proved that it is never
-            negative, and 0 for an idle lane.
+        axis: the axis of the lanes.
+        role: "length" for an input, the int32 number of real tokens of each lane (0: the lane is idle and keeps its
+            rows); "active" for an input, the bool mask of active lanes; "accepted" for the int32 number of accepted
+            tokens of each lane in a verification step: an output is proved to be 0 or more, and 0 for an idle lane.
     """
 
     axis: int = 0
@@ -98,23 +97,22 @@ class Lane:
 
 @dataclass(frozen=True)
 class Packed:
-    """Entry t along `axis` belongs to the lane of token t: the tokens of all lanes lie one behind the other.
+    """Concatenated tokens: entry t along `axis` belongs to the lane of token t.
 
-    The layout is an input of the step: how many tokens each lane has is known to all of them. Tokens behind the last
-    one are padding; what the step computes for them is outside every claim, and may depend on anything, but nothing of
-    a lane may depend on them. A lane without tokens is padding too: what the step returns for it is outside every
-    claim, it stands on the null row of every slot map and names null pages only, and where pools have one row per lane
-    every lane has a token.
+    The layout is an input of the step: the number of tokens of each lane is shared. Tokens after the last lane are
+    padding; their results are outside every claim and may depend on anything, but no lane may depend on them. A lane
+    without tokens is padding too: its results are outside every claim, it is on the null row of every slot map and has
+    null pages only. If pools have one row per lane, every lane has a token.
 
     Attributes:
-        axis: the token axis; its length is the same in all packed arrays of a step.
-        role: None for what belongs to tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i where
+        axis: the token axis; its length is equal in all packed arrays of a step.
+        role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1], token t belongs to lane i if
             cu_seqlens[i] <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids",
-            an input: int32 [tokens], the lane of each token, N for padding. Each layout has one of them or both, which
-            then agree.
-        layout: name of the layout. Needed if a step has several, for example queries and keys of different lengths.
-            Token t of one layout and token t of another may belong to different lanes. A lane that has tokens in one
-            layout has tokens in every layout.
+            an input: int32 [tokens], the lane of each token, N for padding. Each layout has one of them, or both in
+            agreement.
+        layout: name of the layout, for a step with several, for example queries and keys of different lengths. Token t
+            of one layout and token t of another may belong to different lanes. A lane with tokens in one layout has
+            tokens in every layout.
     """
 
     axis: int = 0
@@ -127,19 +125,18 @@ class Packed:
 
 @dataclass(frozen=True)
 class Pool:
-    """Rows of per-sequence state along `axis`, which outlive the step.
+    """Rows of per-sequence state along `axis`, kept from step to step.
 
-    Pools of one group are coupled: a sequence has the same row number in all of them. Among the outputs, the k-th
-    array of a group succeeds the k-th among the inputs; a pool without a successor is only read. A group that no slot
-    map names is a row pool: it has exactly one row per lane, and row i belongs to lane i.
+    Pools of one group are coupled: a sequence has the same row number in all of them. The k-th output of a group
+    succeeds the k-th input; a pool without a successor is only read. A group without a slot map is a row pool: it has
+    exactly one row per lane, and row i belongs to lane i.
 
     Attributes:
         group: name of the group.
         axis: the row axis.
-        dims: a name for every dimension, by which it is proved that each is written with what belongs there, even where
-            sizes agree; None for one that need not be. The name "position" says more: it is the dimension of a cache
-            along which tokens lie, and no index along it may be a constant of the program. Without names none of this
-            is proved, which the proof's notes say.
+        dims: a name or None for every dimension: each named dimension is proved to be written with data of the same
+            name, even where sizes agree. "position" is the dimension of a cache along the tokens; no index along it may
+            be a constant of the program. Without names this is not proved, as a note of the proof states.
     """
 
     group: str
@@ -147,22 +144,32 @@ class Pool:
     dims: tuple[str | None, ...] | None = None
 
 
+class _RowMap:
+    """An entry with the rows of lanes in the pools of some groups."""
+
+    groups: str | tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups as a tuple."""
+        return (self.groups,) if isinstance(self.groups, str) else self.groups
+
+
 @dataclass(frozen=True)
-class SlotMap:
+class SlotMap(_RowMap):
     """int32 [N]: the row of each lane in the pools of the named groups.
 
     Attributes:
         groups: one group or several.
         size: values are in [0, size); active entries are distinct.
         role: "both", or "read" (entries may repeat: forks) and "write" (distinct) for copies and moves.
-        null: row 0 is the null slot, which idle lanes point at in every slot map that is not `disjoint`, and which is
-            outside every claim. False: it is a row like the others, and every lane is active.
-        disjoint: its active entries are no entries of another slot map of the groups: rows of their own, as those of
-            snapshots beside the running states. Such rows may be written in the step that writes the others. A lane
-            that has none is on the null row here, and not idle; it may not read that. Of the slot maps of one group
-            that may be written by, roles "both" and "write", all but one are disjoint.
-        local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's own
-            device, each of which has `size` rows or more; active entries are distinct among the lanes of a device.
+        null: row 0 is the null slot, outside every claim; idle lanes point at it in every slot map that is not
+            `disjoint`. False: row 0 is an ordinary row, and every lane is active.
+        disjoint: its active entries occur in no other slot map of the groups, for example rows of snapshots. Such rows
+            may be written in the step that writes the others. An active lane without such a row points at the null row
+            and may not read it. Of the slot maps of one group with role "both" or "write", all but one are disjoint.
+        local: a mesh axis over which lanes and pool rows are split: entries count within the rows of the lane's device;
+            each device has `size` rows or more, and active entries are distinct among its lanes.
     """
 
     groups: str | tuple[str, ...]
@@ -175,33 +182,28 @@ class SlotMap:
     def __repr__(self) -> str:
         return _shown(self, "local")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The groups as a tuple."""
-        return (self.groups,) if isinstance(self.groups, str) else self.groups
-
 
 @dataclass(frozen=True)
-class PageTable:
-    """int32 [N, ...]: the pages of each lane in the pools of the named groups, as the block tables of paged caches.
+class PageTable(_RowMap):
+    """int32 [N, ...]: the pages of each lane in pools, like block tables.
 
-    A page is `page_size` rows of a pool, one after the other. Pages that a lane writes to are its own: no other lane
-    names them, in this table or in another one of the same groups, and none of them is the null page. Pages that
-    several lanes name, as those of a shared prefix, are read only. That is a promise of the host, which
-    `ir_passes.host.page_owner` checks; the proof shows that a lane reaches no page which its table does not name.
+    A page is `page_size` adjacent rows of a pool. A page that a lane writes belongs to it: no other lane has it in a
+    table of the same groups, and it is not the null page. Pages of several lanes, for example of a shared prefix, are
+    read only. The host promises this, and `ir_passes.host.page_owner` checks it; the proof shows that a lane reaches
+    pages of its table only.
 
     Attributes:
         groups: one group or several. A group has slot maps or page tables, not both.
         size: pages of a pool; values are in [0, size).
-        page_size: rows of a pool to a page: 1 where a page is a row ([pages, tokens, ...]), the number of tokens in a
-            page where pools are flat ([pages * tokens, ...], row `page * page_size + offset`).
-        role: "both"; "read": its pages are not written; "write": all its pages are the lane's own, and `size` stands
-            for none, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
-        packed: int32 [tokens, ...] instead: the entries of a packed token are its lane's, as those of vLLM's slot
-            mapping are. Those of padding are `size` where the role is "write", and anything where it is not.
-        layout: of these tokens, as of `Packed`.
-        null: page 0 is the null page, at which the entries behind a lane's last page point. Nobody writes to it, so
-            that all lanes may read it. False: it is a page like the others.
+        page_size: rows of a page: 1 if a page is a row ([pages, tokens, ...]), the tokens of a page in flat pools
+            ([pages * tokens, ...], row `page * page_size + offset`).
+        role: "both"; "read": its pages are not written; "write": all its pages belong to the lane, and `size` stands
+            for no page, to be dropped (with `page_size=1` these are the rows of a flat pool, vLLM's slot mapping).
+        packed: int32 [tokens, ...] instead: the entries of a packed token belong to its lane, as in vLLM's slot
+            mapping. Entries of padding are `size` for the role "write", and arbitrary otherwise.
+        layout: of these tokens, as in `Packed`.
+        null: page 0 is the null page, for the entries after a lane's last page. It is never written, so all lanes may
+            read it. False: page 0 is an ordinary page.
     """
 
     groups: str | tuple[str, ...]
@@ -215,31 +217,24 @@ class PageTable:
     def __repr__(self) -> str:
         return _shown(self, "layout")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The groups as a tuple."""
-        return (self.groups,) if isinstance(self.groups, str) else self.groups
-
 
 @dataclass(frozen=True)
 class Opaque:
-    """The declaration of a custom call, kernel or callback: an entry for each operand and result.
+    """A declaration of a custom call, kernel or callback: entries of operands and results.
 
-    Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on what is
-    shared; a `Pool` result differs from the pool that it succeeds in the rows of the lanes only. As in a step, pools of
-    a group that a `SlotMap` names have the rows that it says and those of any other group have one row per lane, and
-    the k-th pool of a group among the results succeeds the k-th among the operands. An operand `Lane(role="length")`
-    says that a lane whose number there is 0 keeps its rows. What is declared here is assumed, not proved, and stands in
-    the certificate with the line of every call; a proof sees to it that every call has the operands declared, and that
-    all calls under one name run one thing.
+    Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on shared
+    operands; a `Pool` result differs from its predecessor in the rows of the lanes only. As in a step, a `SlotMap`
+    gives the rows of its groups, every other group has one row per lane, and the k-th pool of a group among the results
+    succeeds the k-th among the operands. With an operand `Lane(role="length")`, a lane of length 0 keeps its rows. The
+    declaration is assumed, not proved, and is in the certificate with the line of every call. The proof checks that
+    every call has the declared operands, and that all calls of one name run one program.
 
     Attributes:
         inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.
         outputs: `Shared`, `Lane` or `Pool` for each result.
-        aliases: index of an operand -> index of the result that takes over its memory, as the call says it.
-        scratch_bytes: bytes of scratch that the operation uses for N lanes; None if it uses none.
-        fresh: index of a `Lane` operand, bool [N]: a lane that begins there does not read its rows. Only the sanitizer
-            takes it into account, for the proof does not ask what a row holds.
+        aliases: index of an operand -> index of the result in the same memory, as in the call.
+        scratch_bytes: number of lanes -> bytes of scratch; None for no scratch.
+        fresh: index of a `Lane` operand, bool [N]: a lane with True does not read its rows. Only the sanitizer uses it.
     """
 
     inputs: tuple[Any, ...]
@@ -257,7 +252,7 @@ class Bound:
     """One array of a step with its entry.
 
     Attributes:
-        path: its place, as "args[1][0].conv", "kwargs['scale']" or "result[0]".
+        path: as "args[1][0].conv", "kwargs['scale']" or "result[0]".
         entry: its contract entry.
         shape, dtype: of the array.
     """
@@ -275,7 +270,7 @@ class Bound:
 
     @property
     def tokens(self) -> int | None:
-        """Length of the axis of packed tokens; None for arrays without one, as `cu_seqlens`."""
+        """Length of the axis of packed tokens; None without such an axis."""
         if self.layout is None or getattr(self.entry, "role", None) == "cu_seqlens":
             return None
         return self.shape[getattr(self.entry, "axis", 0)]
@@ -283,17 +278,17 @@ class Bound:
 
 ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable, Unspecified)
 ROW_MAPS = (SlotMap, PageTable)
-"""Entries that name the rows of lanes in pools: a group without any of them is a row pool."""
+"""Entries with the rows of lanes; a group without such an entry is a row pool."""
 
 
 def check_role(where: str, entry: Any) -> None:
-    """Raise ContractError, saying where, unless the role of an entry is one of those there are."""
+    """Raise ContractError for a role that does not exist."""
     if not isinstance(entry, Shared | Lane | Packed | SlotMap | PageTable):
         return
     of_arrays = {Shared: SharedRole, Lane: LaneRole, Packed: PackedRole}
     known_roles = {kind: (None, *get_args(roles)) for kind, roles in of_arrays.items()}
     roles = known_roles.get(type(entry), get_args(SlotRole))
     if entry.role not in roles:
-        known = ", ".join(map(repr, roles))
-        message = f"{type(entry).__name__} has no role {entry.role!r}; expected one of {known}"
+        listing = ", ".join(map(repr, roles))
+        message = f"{type(entry).__name__} has no role {entry.role!r}; expected one of {listing}"
         raise ContractFault.ROLE.error(where, message)

@@ -41,11 +41,11 @@ def guarded(
             writes[eqn.outvars[0]] = eqn
         operands = _condition(eqn)
         for when in (True, False) if operands else ():
-            which, old, new = operands[0], operands[2 - when], operands[1 + when]
+            flag, old, new = operands[0], operands[2 - when], operands[1 + when]
             write = None if isinstance(new, ir.Literal) else writes.get(new)
             if write is not None and write.invars[0] is old and uses[new] == 1:
                 moved.add(id(write))
-                return _instead(eqn, write, which, when)
+                return _instead(eqn, write, flag, when)
         return [eqn]
 
     changed = map_equations(program, guard, keep=keep)
@@ -53,7 +53,7 @@ def guarded(
 
 
 def _condition(eqn: ir.JaxprEqn) -> list[Any]:
-    """Return the operands of a select between two cases by one flag, also as the body of a call; [] for others."""
+    """Return the operands of a select by one flag, also in a call; else []."""
     body = ir.body_of(eqn)
     if body is not None and len(body.jaxpr.eqns) == 1 and body.jaxpr.outvars == body.jaxpr.eqns[0].outvars:
         (select,) = body.jaxpr.eqns
@@ -65,7 +65,7 @@ def _condition(eqn: ir.JaxprEqn) -> list[Any]:
 
 
 def _guardable(eqn: ir.JaxprEqn) -> bool:
-    """True for the write of a slice, and for a scatter that drops indices out of bounds."""
+    """Return True for a slice write or a scatter that drops indices."""
     if eqn.primitive.name == "dynamic_update_slice":
         return True
     if eqn.primitive.name not in primitives.SCATTERS:
@@ -79,7 +79,7 @@ def _outside(scatter: ir.JaxprEqn) -> int:
     return max(ir.shape_of(scatter.invars[0]), default=0)
 
 
-def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, which: Any, when: bool) -> list[ir.JaxprEqn]:
+def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
     """Return the equations of a guarded write with the result of the select."""
 
     def chosen(p: Any, new: Any, old: Any) -> Any:
@@ -92,15 +92,15 @@ def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, which: Any, when: bool) ->
             return chosen(p, updates, lax.dynamic_slice(array, starts, updates.shape))
 
         array, updates, *starts = write.invars
-        eqns, (updates,), _ = ir.emit(values, [which, array, updates, *starts], write)
+        eqns, (updates,), _ = ir.emit(values, [flag, array, updates, *starts], write)
         return [*eqns, write.replace(invars=[array, updates, *starts], outvars=select.outvars)]
-    outside = _outside(write)
+    dropped = _outside(write)
 
     def places(p: Any, indices: Any) -> Any:
         columns = [indices[..., k : k + 1] for k in range(indices.shape[-1])]
-        return jnp.concatenate([chosen(p, column, outside) for column in columns], axis=-1)
+        return jnp.concatenate([chosen(p, column, dropped) for column in columns], axis=-1)
 
     array, indices, updates = write.invars
-    eqns, (indices,), _ = ir.emit(places, [which, indices], write)
+    eqns, (indices,), _ = ir.emit(places, [flag, indices], write)
     params = write.params | {"unique_indices": False}
     return [*eqns, write.replace(invars=[array, indices, updates], outvars=select.outvars, params=params)]

@@ -64,7 +64,7 @@ def _children(node: Any) -> dict[Any, Any] | None:
 
 
 def _pairs(entries: Any, value: Any) -> dict[Any, tuple[Any, Any]] | None:
-    """Return entry and value of each child; None where entries stand for the whole or do not fit."""
+    """Return entry and value of each child; None for one entry, or unfit entries."""
     entry_children, value_children = _children(entries), _children(value)
     if entry_children is None or value_children is None or type(entries) is not type(value):
         return None

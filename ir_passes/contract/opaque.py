@@ -1,4 +1,4 @@
-"""Declarations of custom calls, kernels and callbacks: their checks, and the pairs of operands and results in them."""
+"""Declarations of custom calls, kernels and callbacks: checks, and pairs of pools."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 def check_opaque(name: str, declaration: Any) -> None:
-    """Raise ContractError, saying where, unless a declaration says something that an operation can do."""
+    """Raise ContractError for a declaration that no operation can have."""
     where = f"opaque {name!r}"
     if not isinstance(declaration, Opaque):
         raise ContractFault.OPAQUE.error(where, f"expected Opaque(inputs, outputs), got {declaration!r}")
@@ -36,16 +36,16 @@ def check_opaque(name: str, declaration: Any) -> None:
     for k, entry in enumerate(declaration.outputs):
         if not isinstance(entry, Pool):
             continue
-        before = donors(declaration).get(k)
-        if before is None or declaration.inputs[before] != entry:
-            found = "there is none" if before is None else f"operand {before} is {declaration.inputs[before]}"
+        donor = donors(declaration).get(k)
+        if donor is None or declaration.inputs[donor] != entry:
+            actual = "there is none" if donor is None else f"operand {donor} is {declaration.inputs[donor]}"
             raise ContractFault.SUCCESSOR.error(
-                f"{where}, result {k}", f"{entry} needs a pool to succeed among the operands, {found}"
+                f"{where}, result {k}", f"{entry} needs a pool to succeed among the operands, {actual}"
             )
-        maps = [one for _, one in maps_of(declaration, entry.group)]
-        if maps and len([one for one in maps if one.role != "read"]) != 1:
-            roles = ", ".join(repr(one.role) for one in maps)
-            message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {roles}"
+        roles = [row_map.role for _, row_map in maps_of(declaration, entry.group)]
+        if roles and sum(role != "read" for role in roles) != 1:
+            listing = ", ".join(map(repr, roles))
+            message = f"{entry} needs one slot map that says which rows are written, got maps with the roles {listing}"
             raise ContractFault.MAPS.error(f"{where}, result {k}", message)
     _check_aliases(where, declaration)
     fresh = declaration.fresh
@@ -74,24 +74,24 @@ def _check_entry(where: str, entry: Any, side: str) -> None:
 
 def _check_aliases(where: str, declaration: Opaque) -> None:
     counts = len(declaration.inputs), len(declaration.outputs)
-    for before, after in declaration.aliases.items():
-        if not (0 <= before < counts[0] and 0 <= after < counts[1]):
-            message = f"aliases {before}: {after} for {counts[0]} operands and {counts[1]} results"
+    for operand, result in declaration.aliases.items():
+        if not (0 <= operand < counts[0] and 0 <= result < counts[1]):
+            message = f"aliases {operand}: {result} for {counts[0]} operands and {counts[1]} results"
             raise ContractFault.OPAQUE.error(where, message)
 
 
 def donors(declaration: Opaque) -> dict[int, int]:
-    """Index of each pool among the results -> of the operand that it succeeds."""
-    waiting: dict[str, list[int]] = {}
+    """Return index of each pool among the results -> index of its predecessor."""
+    operands: dict[str, list[int]] = {}
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, Pool):
-            waiting.setdefault(entry.group, []).append(k)
-    pools = [(k, waiting.get(entry.group)) for k, entry in enumerate(declaration.outputs) if isinstance(entry, Pool)]
-    return {k: before.pop(0) for k, before in pools if before}
+            operands.setdefault(entry.group, []).append(k)
+    pools = [(k, operands.get(entry.group)) for k, entry in enumerate(declaration.outputs) if isinstance(entry, Pool)]
+    return {k: operand.pop(0) for k, operand in pools if operand}
 
 
 def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
-    """Whether a call has as many operands and results as are declared, with a name for each dimension of a pool."""
+    """Whether a call has the declared numbers of operands, results and named dimensions."""
     sides = (declaration.inputs, operands), (declaration.outputs, results)
     return all(
         len(entries) == len(shapes)
@@ -104,14 +104,14 @@ def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape
 
 
 def lengths_of(declaration: Opaque) -> Iterator[int]:
-    """Indices of the operands that say which lanes are idle."""
+    """Yield the indices of the operands with lengths of lanes."""
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, Lane) and entry.role == "length":
             yield k
 
 
 def maps_of(declaration: Opaque, group: str) -> Iterator[tuple[int, SlotMap | PageTable]]:
-    """The slot maps of a group, each with its index among the operands."""
+    """Yield index and entry of each row map of a group."""
     for k, entry in enumerate(declaration.inputs):
         if isinstance(entry, SlotMap | PageTable) and group in entry.names:
             yield k, entry

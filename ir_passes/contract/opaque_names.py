@@ -1,9 +1,8 @@
-"""The name of a custom call, kernel or callback, and whether two calls run the same thing.
+"""Names of custom calls, kernels and callbacks, and the comparison of two calls.
 
-A name alone may mean several things: kernels have the name of their function, callbacks often none but "<lambda>", and
-one target of custom calls does what its attributes say. The exact name tells them apart: "name at file:line" of its
-definition for a function, the target with its attributes for a custom call, "format at file:line" of the call for a
-print.
+A short name may be ambiguous: kernels have the name of their function, many callbacks are "<lambda>", and a target of
+custom calls depends on its attributes. The exact name is unique: "name at file:line" of its definition for a function,
+the target with its attributes for a custom call, "format at file:line" of the call for a print.
 """
 
 import inspect
@@ -19,12 +18,12 @@ from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.fingerprint import fingerprint
 
 OF_KERNEL = ("jaxpr", "jaxprs", "grid_mapping", "input_output_aliases", "mesh", "meshes", "external_meshes")
-"""The parameters of a kernel that say what it computes."""
+"""The parameters of a kernel that affect its results."""
 AT = " at "
 
 
 def exact_name(eqn: ir.JaxprEqn) -> str:
-    """The name that tells an operation from others of the same name; "" where nothing names it."""
+    """Return the unique name of an operation; "" without a name."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             name, places = short_name(eqn), ", ".join(traced.partition(AT)[2] for traced in _traced(eqn))
@@ -39,7 +38,7 @@ def exact_name(eqn: ir.JaxprEqn) -> str:
 
 
 def short_name(eqn: ir.JaxprEqn) -> str:
-    """The name of an operation's function or target, or the format of a print; "" where nothing names it."""
+    """Return the name of a function or target, or a print's format."""
     match eqn.primitive.name:
         case "pallas_call" | "mpmd_map":
             return str(eqn.params.get("name") or ", ".join(traced.partition(AT)[0] for traced in _traced(eqn)))
@@ -52,9 +51,9 @@ def short_name(eqn: ir.JaxprEqn) -> str:
 
 
 def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
-    """The name by which an operation is declared, the exact one first; None if it is not.
+    """Return the name of an operation's declaration, the exact name first, or None.
 
-    In "name at file:line" the file may be given by the last parts of its path alone.
+    In "name at file:line" the file may be the last parts of its path.
     """
     if not opaque:
         return None
@@ -62,14 +61,14 @@ def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
     if exact in opaque:
         return exact
     for key in opaque:
-        declared, at, place = key.rpartition(AT)
-        if at and declared == name and exact.endswith(f"/{place}"):
+        declared, separator, place = key.rpartition(AT)
+        if separator and declared == name and exact.endswith(f"/{place}"):
             return key
     return name if name in opaque else None
 
 
 def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
-    """The user's function that a callback calls, without what JAX wraps it in."""
+    """Return the user's function of a callback, without JAX's wrappers."""
     callback = eqn.params["callback"]
     inner = getattr(callback, "callback_func", None)
     if inner is None and eqn.primitive.name == "debug_callback" and inspect.isfunction(callback):
@@ -77,69 +76,65 @@ def called_back(eqn: ir.JaxprEqn) -> Callable[..., Any]:
     return callback if inner is None else inner
 
 
-def same_body(one: ir.JaxprEqn, other: ir.JaxprEqn) -> bool:
-    """Whether two operations run the same thing.
+def same_body(first: ir.JaxprEqn, second: ir.JaxprEqn) -> bool:
+    """Whether two operations run the same program.
 
-    Two calls of a kernel are of one function with a place, and were traced to the same: on operands of equal types to
-    the same program, on others to the same but for lengths of arrays. Functions made at one place, as closures are, may
-    differ in what they hold, which then stands in the program.
+    Two calls of a kernel have one exact name and equal traces: equal programs for operands of equal types, otherwise
+    programs that differ in lengths of arrays only. Closures from one line may differ in their captured values, which
+    are in the program.
     """
-    name = one.primitive.name
-    if name != other.primitive.name:
+    name = first.primitive.name
+    if name != second.primitive.name:
         return False
     if name in primitives.KERNELS:
-        if exact_name(one) != exact_name(other):
+        if exact_name(first) != exact_name(second):
             return False
-        types = [ir.types([*eqn.invars, *eqn.outvars]) for eqn in (one, other)]
+        types = [ir.types([*eqn.invars, *eqn.outvars]) for eqn in (first, second)]
         if types[0] == types[1]:
-            return _kernel(one) == _kernel(other)
-        return AT in exact_name(one) and _without_lengths(one) == _without_lengths(other)
+            return _kernel(first) == _kernel(second)
+        return AT in exact_name(first) and _without_lengths(first) == _without_lengths(second)
     if name == "ffi_call":
-        wanted = ("target_name", "attributes", "legacy_backend_config", "input_output_aliases")
-        return all(fingerprint(one.params.get(key)) == fingerprint(other.params.get(key)) for key in wanted)
+        keys = ("target_name", "attributes", "legacy_backend_config", "input_output_aliases")
+        return all(fingerprint(first.params.get(key)) == fingerprint(second.params.get(key)) for key in keys)
     if name == "debug_print":
-        return all(str(one.params[key]) == str(other.params[key]) for key in ("fmt", "in_tree", "static_args"))
-    return _callback(one) == _callback(other)
+        return all(str(first.params[key]) == str(second.params[key]) for key in ("fmt", "in_tree", "static_args"))
+    return _callback(first) == _callback(second)
 
 
 def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
-    """Every custom call, kernel and callback of a program and of those inside it."""
+    """Return every custom call, kernel and callback of a program and its bodies."""
     return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 
 def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
-    """Return for each operation its declared name and the first one that runs the same; no fingerprint holds these."""
-    first: list[ir.JaxprEqn] = []
-    found = []
+    """Return declared name and index of the body of each operation, absent from fingerprints."""
+    distinct: list[ir.JaxprEqn] = []
+    names = []
     for eqn in operations(jaxpr):
-        index = next((k for k, one in enumerate(first) if same_body(one, eqn)), len(first))
-        if index == len(first):
-            first.append(eqn)
-        found.append((declared_name(eqn, opaque), index))
-    return tuple(found)
+        index = next((k for k, other in enumerate(distinct) if same_body(other, eqn)), len(distinct))
+        if index == len(distinct):
+            distinct.append(eqn)
+        names.append((declared_name(eqn, opaque), index))
+    return tuple(names)
 
 
 def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
-    """Raise ContractError if a declaration is for all operations of a primitive, which need not be one.
-
-    Args:
-        program: of the step, which is looked at for the names to use instead.
-    """
+    """Raise ContractError for a declaration of a primitive, with the program's names."""
     for name in opaque:
         if name in primitives.OPAQUE:
-            found = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
-            known = ", ".join(repr(one) for one in dict.fromkeys(found)) or "none"
+            names = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
+            listing = ", ".join(repr(exact) for exact in dict.fromkeys(names)) or "none"
             raise ContractFault.OPAQUE_NAME.error(
                 f"opaque {name!r}",
                 f"expected the name of a function, target or format, got a primitive's, which is that "
-                f"of all its calls; names in this step: {known}",
+                f"of all its calls; names in this step: {listing}",
             )
 
 
 def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:
-    """ "name at file:line" of the functions of a kernel, as far as they are known; several cores may run one each."""
-    known = (getattr(body.debug_info, "func_src_info", None) for body in ir.sub_jaxprs(eqn, opaque=True))
-    return tuple(dict.fromkeys(str(one) for one in known if one and str(one) != "<unknown>"))
+    """Return the known "name at file:line" of a kernel's functions."""
+    sources = (getattr(body.debug_info, "func_src_info", None) for body in ir.sub_jaxprs(eqn, opaque=True))
+    return tuple(dict.fromkeys(str(source) for source in sources if source and str(source) != "<unknown>"))
 
 
 def _kernel(eqn: ir.JaxprEqn) -> str:
@@ -147,18 +142,18 @@ def _kernel(eqn: ir.JaxprEqn) -> str:
 
 
 _LENGTHS = frozenset(("new_sizes", "shape", "slice_sizes", "limit_indices", "out_sharding", "sharding"))
-"""Parameters of operations that differ with the lengths of arrays alone. Places where a part begins are not."""
+"""Parameters that are lengths of arrays; starts of slices are not among them."""
 
 
 def _without_lengths(eqn: ir.JaxprEqn) -> Hashable:
-    """The programs of a kernel, those of its index maps included, without lengths of arrays."""
+    """Return the programs of a kernel and its index maps, without lengths of arrays."""
     mapping = eqn.params.get("grid_mapping")
-    maps = [one.index_map_jaxpr.jaxpr for one in getattr(mapping, "block_mappings", ()) or ()]
+    maps = [blocks.index_map_jaxpr.jaxpr for blocks in getattr(mapping, "block_mappings", ()) or ()]
     return tuple(_form(body) for body in (*ir.sub_jaxprs(eqn, opaque=True), *maps))
 
 
 def _form(jaxpr: ir.Jaxpr) -> Hashable:
-    """Operations, their operands by number, parameters and literals."""
+    """Return operations with numbered operands, parameters and literals."""
     names: dict[ir.Var, int] = {}
 
     def named(atom: ir.Atom) -> Hashable:
@@ -171,8 +166,8 @@ def _form(jaxpr: ir.Jaxpr) -> Hashable:
             return _form(value.jaxpr), tuple(fingerprint(const) for const in value.consts)
         if isinstance(value, ir.Jaxpr):
             return _form(value)
-        if type(value) in (tuple, list) and any(isinstance(one, ir.Jaxpr | ir.ClosedJaxpr) for one in value):
-            return tuple(parameter(one) for one in value)
+        if type(value) in (tuple, list) and any(isinstance(item, ir.Jaxpr | ir.ClosedJaxpr) for item in value):
+            return tuple(parameter(item) for item in value)
         return fingerprint(value)
 
     inputs = [(named(var), len(ir.shape_of(var)), str(ir.dtype_of(var))) for var in (*jaxpr.constvars, *jaxpr.invars)]
@@ -199,26 +194,26 @@ def _callback(eqn: ir.JaxprEqn) -> Hashable:
 
 
 def _identity(value: Any, within: tuple[int, ...]) -> Hashable:
-    """Equal for values that cannot differ: functions of one code over the same values, numbers and text.
+    """Return a key that is equal for equal functions, numbers and text.
 
     Args:
-        within: functions that hold this value, for those that hold themselves.
+        within: ids of the functions around this value, for functions that contain themselves.
     """
     if id(value) in within:
         return ("itself", len(within) - within.index(id(value)))
     within = (*within, id(value))
     if isinstance(value, partial):
         parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
-        return ("partial", *(_identity(one, within) for one in parts))
+        return ("partial", *(_identity(part, within) for part in parts))
     if inspect.isfunction(value):
-        held = tuple(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
-        parts = held, value.__defaults__, tuple(sorted((value.__kwdefaults__ or {}).items()))
+        captured = tuple(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
+        parts = captured, value.__defaults__, tuple(sorted((value.__kwdefaults__ or {}).items()))
         place = value.__code__, value.__code__.co_filename, id(value.__globals__)
-        return ("function", place, *(_identity(one, within) for one in parts))
+        return ("function", place, *(_identity(part, within) for part in parts))
     if inspect.ismethod(value):
         return ("method", _identity(value.__func__, within), id(value.__self__))
     if type(value) is tuple:
-        return ("tuple", *(_identity(one, within) for one in value))
+        return ("tuple", *(_identity(part, within) for part in value))
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return (type(value).__name__, repr(value))
     if isinstance(value, np.generic):
@@ -234,7 +229,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _bare(function: Any) -> Any:
-    """A function without the arguments that it was given beforehand."""
+    """Return the function of a partial."""
     while isinstance(function, partial):
         function = function.func
     return function
@@ -245,11 +240,11 @@ def _function_name(function: Any) -> str:
 
 
 def _definition(function: Any) -> str:
-    """ "name at file:line", or with its module what is not written in Python."""
+    """Return "name at file:line", or "module.name" for a function without Python code."""
     name = _function_name(function)
     wrapped = getattr(function, "__wrapped__", None)
-    written = (function, wrapped, type(function).__call__)
-    code = next(filter(None, (getattr(one, "__code__", None) for one in written)), None)
+    objects = (function, wrapped, type(function).__call__)
+    code = next(filter(None, (getattr(item, "__code__", None) for item in objects)), None)
     if code is not None:
         return f"{name}{AT}{code.co_filename}:{code.co_firstlineno}"
     module = getattr(function, "__module__", None)

@@ -1,7 +1,6 @@
-"""Entries of a contract as a pytree prefix of arguments and results, as `in_specs` and `out_specs` of `jax.shard_map`.
+"""Entries of a contract as a pytree prefix, like `in_specs` and `out_specs` of `jax.shard_map`.
 
-An entry stands for every array below its place, None for `Unspecified`. Where the trees differ, the error names the
-first place.
+An entry applies to every array below it; None is `Unspecified`. If the trees differ, the error names the first place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +13,7 @@ from ir_passes.contract.entries import ENTRIES, ContractFault, Unspecified
 from ir_passes.jaxpr.tracing import FunctionSignature
 
 MISSING: Any = object()
-"""Stands for the entries of an argument that has none."""
+"""The entries of an argument without entries."""
 
 
 def is_entry(node: Any) -> bool:
@@ -26,12 +25,12 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
     """Yield path, entry and array for each array of a value.
 
     Args:
-        entries: a pytree prefix of the value, whose leaves are entries.
+        entries: a pytree prefix of the value, with entries as leaves.
         value: arguments or results.
         where: place of the value, as "args[0]".
 
     Raises:
-        ContractError: it is no prefix, or has a leaf that is no entry.
+        ContractError: no prefix, or another leaf than an entry.
     """
     if entries is None:
         entries = Unspecified()
@@ -39,17 +38,17 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
         for path, leaf in jax.tree_util.tree_leaves_with_path(value):
             yield where + jax.tree_util.keystr(path), entries, leaf
         return
-    mine, theirs = _children(entries), _children(value)
-    if mine is None:
-        known = ", ".join(entry.__name__ for entry in ENTRIES)
-        raise ContractFault.ENTRY.error(where, f"expected one of {known}, got {entries!r}")
-    if theirs is None or _structure(entries) != _structure(value):
+    entry_children, value_children = _children(entries), _children(value)
+    if entry_children is None:
+        listing = ", ".join(entry.__name__ for entry in ENTRIES)
+        raise ContractFault.ENTRY.error(where, f"expected one of {listing}, got {entries!r}")
+    if value_children is None or _structure(entries) != _structure(value):
         raise ContractFault.PREFIX.error(
             where,
             f"the entries are no prefix of the value: expected one entry or {_describe(value)}, "
             f"got {_describe(entries)}",
         )
-    for (_, below), (key, part) in zip(mine, theirs, strict=True):
+    for (_, below), (key, part) in zip(entry_children, value_children, strict=True):
         yield from spread(below, part, where + jax.tree_util.keystr((key,)))
 
 
@@ -58,11 +57,11 @@ def _is_node(node: Any) -> bool:
 
 
 def _children(node: Any) -> list[tuple[Any, Any]] | None:
-    """Key and value of each child of a container; None for a leaf."""
+    """Return key and value of each child of a container; None for a leaf."""
     if not _is_node(node):
         return None
-    found = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
-    return [(path[0], child) for path, child in found]
+    leaves = jax.tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in leaves]
 
 
 def _structure(node: Any) -> Any:
@@ -70,7 +69,7 @@ def _structure(node: Any) -> Any:
 
 
 def _describe(node: Any) -> str:
-    """A container by its type and its keys; a leaf by itself."""
+    """Describe a container by type and keys, a leaf by its value."""
     children = _children(node)
     if children is None:
         return "an array" if hasattr(node, "shape") else repr(node)
@@ -87,17 +86,17 @@ def by_argument(
     kwargs: Mapping[str, Any],
     parameters: FunctionSignature,
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield path, entries and value of each argument in flattening order; entries are `MISSING` where there are none.
+    """Yield path, entries (or `MISSING`) and value of each argument, in flattening order.
 
     Args:
         inputs: one entry for all arguments, or a tuple with entries for each positional one.
-        keywords: entries of arguments that are given by name alone.
-        args, kwargs: without static ones.
-        parameters: of the function: an argument that is given by name has the
-            entry of its position; the entry of an optional one that is not given is not used.
+        keywords: entries of keyword-only arguments.
+        args, kwargs: without static arguments.
+        parameters: of the function: an argument passed by name has the entry of its position; the entry of an omitted
+            optional argument is ignored.
 
     Raises:
-        ContractError: entries are left over, or `inputs` is no tuple of entries.
+        ContractError: unused entries, or `inputs` is no tuple of entries.
     """
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))
@@ -107,12 +106,13 @@ def by_argument(
         )
     for number, (entries, value) in enumerate(zip_longest(inputs[: len(args)], args, fillvalue=MISSING)):
         yield f"args[{number}]", entries, value
-    left = dict(enumerate(inputs[len(args) :], len(args)))
+    unclaimed = dict(enumerate(inputs[len(args) :], len(args)))
     places = {name: number for number, name in enumerate(parameters.positional)}
     for name in sorted(kwargs):
         where = f"kwargs[{name!r}]"
-        yield where, keywords[name] if name in keywords else left.pop(places.get(name, -1), MISSING), kwargs[name]
-    unused = [k for k in left if k >= len(parameters.positional) or parameters.positional[k] not in parameters.optional]
+        yield where, keywords[name] if name in keywords else unclaimed.pop(places.get(name, -1), MISSING), kwargs[name]
+    positional, optional = parameters.positional, parameters.optional
+    unused = [k for k in unclaimed if k >= len(positional) or positional[k] not in optional]
     if unused:
         raise ContractFault.ARGUMENTS.error(
             "args",

@@ -1,7 +1,7 @@
-"""The statements of proofs, audits and certificates: an id for tools and tests, and a sentence for people.
+"""Statements of proofs, audits and certificates: a stable id for tools, a sentence for people.
 
-Ids are stable; sentences may be reworded. The faults have their ids beside the classes that carry them:
-`ir_passes.ViolationKind` and `ir_passes.FindingKind`, and those of errors that are a `StatedError`.
+Sentences may be reworded. Ids of faults are in `ir_passes.ViolationKind`, `ir_passes.FindingKind` and in errors derived
+from `StatedError`.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class StatementId(StrEnum):
         return member
 
     def statement(self, about: str = "", **details: object) -> Statement:
-        """The statement about one step.
+        """Return the statement about one step.
 
         Args:
             about: the part of the step that it is about.
@@ -53,11 +53,11 @@ class StatementId(StrEnum):
         return Statement(self.value, about, self.sentence.format(**details))
 
     def fault(self, about: str, message: str) -> Statement:
-        """The statement as a fault of one call, in words of its own.
+        """Return the statement as a fault of one call, with this message.
 
         Args:
             about: the argument, lane or token concerned; "" for the whole call.
-            message: the fault, with what was expected, what was found and what to do.
+            message: the fault: place, expected and actual value, remedy.
         """
         return Statement(self.value, about, message)
 
@@ -76,13 +76,13 @@ class StatedError(Exception):
 
     def __init__(self, *faults: Statement, where: str = "", advice: str = ""):
         self.faults, self._around = faults, (where, advice)
-        text = "; ".join(f"{one.about}: {one.sentence}" if one.about else one.sentence for one in faults)
+        text = "; ".join(f"{fault.about}: {fault.sentence}" if fault.about else fault.sentence for fault in faults)
         super().__init__(f"{where}: {text}" if where else f"{text}; {advice}" if advice else text)
 
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids of all faults, in their order."""
-        return tuple(one.id for one in self.faults)
+        return tuple(fault.id for fault in self.faults)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # For pickle, which would otherwise call the class with the message.
@@ -275,5 +275,5 @@ ALWAYS_PROVED = (
     Claim.BOUNDS,
     Claim.CONSTANTS,
 )
-"""Claims of every proof; the others depend on what the contract declares."""
+"""Claims of every proof; further claims depend on the contract."""
 NEVER_COVERED = NotCovered.MACHINE_CODE, NotCovered.BITWISE_EQUALITY, NotCovered.CALLER, NotCovered.NAN_BITS

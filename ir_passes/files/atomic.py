@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL = ".partial"
-"""Ending of the names of files that are not whole yet."""
+"""Suffix of incomplete files."""
 
 
 def partial_path(path: Path, token: str | None = None) -> Path:
-    """Return a hidden name beside a path, for content that is not whole yet.
+    """Return a hidden name in the folder of a path, for incomplete content.
 
     Args:
         path: the final name.
@@ -23,14 +23,14 @@ def partial_path(path: Path, token: str | None = None) -> Path:
 
 @contextmanager
 def whole_file(path: Path, partial: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a new file that takes the name `path` when all of it is on the disk, and is deleted if anything fails.
+    """Open a new file; rename it to `path` on success, delete it on failure.
 
     Args:
         path: replaced if it exists.
-        partial: the name until then, on the same file system and not in use; a hidden one beside `path` by default.
+        partial: the name until then, unused and on the same file system; by default a hidden name in the folder.
 
     Raises:
-        OSError: the file cannot be made, written or renamed; what was at `path` is unchanged.
+        OSError: the file cannot be made, written or renamed; `path` is unchanged.
     """
     partial = partial_path(path) if partial is None else partial
     file = partial.open("xb")

@@ -1,4 +1,4 @@
-"""Frozen dataclasses as JSON and back, strictly: what is read has every field, no other, of the right type and size."""
+"""Frozen dataclasses as JSON and back, with strict fields, types and sizes."""
 
 import dataclasses
 import hashlib
@@ -14,13 +14,13 @@ MAX_CHARACTERS = 8 << 20
 MAX_ITEMS = 100_000
 MAX_STRING_LENGTH = 100_000
 CHECKSUM = "sha256"
-"""Name of the member behind the fields: hash of the record, which finds damage and edits, not forgery."""
+"""Name of the last member: hash of the record, against damage and edits, not forgery."""
 
 T = TypeVar("T")
 
 
 class RecordError(ValueError):
-    """A text is not the record that it should be; says where and what was expected."""
+    """A text is not the expected record; the message names the place and the expectation."""
 
 
 def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
@@ -36,14 +36,14 @@ def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
 
 
 def from_json(cls: type[T], text: str | bytes, checksum: bool = False, **expected: Any) -> T:
-    """The record of a class that a text holds.
+    """Return the record of a class from a text.
 
     Args:
-        cls: a dataclass whose fields are int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None` of these.
-            It may raise RecordError for the values of its fields.
-        text: what `to_json` wrote.
+        cls: a dataclass with fields of int, float, bool, str, dataclasses, `tuple[X, ...]` or `X | None` of these. It
+            may raise RecordError for values of fields.
+        text: from `to_json`.
         checksum: whether a checksum follows the fields.
-        expected: values of fields; one that has another is what is refused, whatever else is wrong with the text.
+        expected: values of fields; another value is refused before other faults of the text.
 
     Raises:
         RecordError: not JSON, too large, or a field that is missing, unknown, of another type or out of bounds.
@@ -74,9 +74,9 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list) or len(value) > MAX_ITEMS:
             raise RecordError(f"{where}: expected a list of at most {MAX_ITEMS} items, got {_shown(value)}")
         (item, _) = typing.get_args(kind)
-        return tuple(_read(item, one, f"{where}[{i}]") for i, one in enumerate(value))
+        return tuple(_read(item, entry, f"{where}[{i}]") for i, entry in enumerate(value))
     if origin is types.UnionType:
-        (inner,) = (one for one in typing.get_args(kind) if one is not type(None))
+        (inner,) = (option for option in typing.get_args(kind) if option is not type(None))
         return None if value is None else _read(inner, value, where)
     if kind is float and type(value) is int:
         value = float(value)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 MAX_FILES = 100_000
 STALE_SECONDS = 24 * 3600.0
-"""Age from which a file that was never finished is taken for one of a process that has ended."""
+"""Age of incomplete files from processes that have ended."""
 
 
 class StoredFile(NamedTuple):
@@ -58,38 +58,38 @@ class FileStore:
     def __init__(self, directory: Path):
         self.directory = directory
 
-    def read_file(self, name: str, most: int) -> bytes | None:
-        """Return the content of a file; None if absent, unreadable, longer than `most` or not trusted."""
+    def read_file(self, name: str, max_bytes: int) -> bytes | None:
+        """Return the content of a file; None if unreadable, too long or not trusted."""
         try:
-            return self.require_file(name, most)
+            return self.require_file(name, max_bytes)
         except UntrustedError as error:
             self.warn(error)
             return None
         except (OSError, ValueError):
             return None
 
-    def require_file(self, name: str, most: int) -> bytes:
-        """Return the content of a file, which is used now.
+    def require_file(self, name: str, max_bytes: int) -> bytes:
+        """Return the content of a file, and mark the file as used.
 
         Raises:
             OSError: it cannot be read.
             UntrustedError: somebody else could have written it.
-            ValueError: it is longer than `most` bytes.
+            ValueError: it is longer than `max_bytes` bytes.
         """
         with self._folder() as folder, self._opened(folder, name) as file:
-            content = file.read(most + 1)
-            if len(content) > most:
-                raise ValueError(f"it has {os.fstat(file.fileno()).st_size} bytes, more than {most}")
+            content = file.read(max_bytes + 1)
+            if len(content) > max_bytes:
+                raise ValueError(f"it has {os.fstat(file.fileno()).st_size} bytes, more than {max_bytes}")
             with suppress(OSError):  # a disk that is only read has no order of use
                 os.utime(file.fileno())
         return content
 
     def read_record(self, name: str, parse: Callable[[bytes], T]) -> T | None:
-        """Return the record in a file; None if there is none.
+        """Return the record in a file; None without a record.
 
         Args:
             name: of the file.
-            parse: the record from the content; a RecordError says that it is none.
+            parse: content -> record, or a RecordError.
         """
         content = self.read_file(name, MAX_CHARACTERS)
         try:
@@ -98,7 +98,7 @@ class FileStore:
             return None
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Write a file; other processes see all of it or what was there before.
+        """Write a file atomically.
 
         Raises:
             OSError: the directory cannot be written.
@@ -116,51 +116,51 @@ class FileStore:
             _log.warning("%s: kept files are not used, results are computed anew: %s", self.directory, error)
 
     def files(self) -> list[StoredFile]:
-        """Return all files, those first that were not used for the longest; partial ones of a day ago are deleted.
+        """Return all files, the least recently used first; delete old incomplete files.
 
         Raises:
             UntrustedError: somebody else may write to the directory.
             ValueError: there are more than `MAX_FILES`.
         """
-        found: list[StoredFile] = []
-        with suppress(FileNotFoundError), self._folder() as folder, os.scandir(folder) as listed:
-            for number, one in enumerate(listed):
+        files: list[StoredFile] = []
+        with suppress(FileNotFoundError), self._folder() as folder, os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
                 if number >= MAX_FILES:
                     raise ValueError(f"{self.directory}: expected at most {MAX_FILES} files")
                 with suppress(FileNotFoundError):
-                    status = one.stat(follow_symlinks=False)
-                    if one.name.endswith(PARTIAL):
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.name.endswith(PARTIAL):
                         if status.st_mtime < time.time() - STALE_SECONDS:
-                            os.unlink(one.name, dir_fd=folder)
-                    elif one.name.endswith(self.suffix):
-                        found.append(StoredFile(one.name, status.st_size, status.st_mtime))
-        return sorted(found, key=lambda one: (one.used, one.name))
+                            os.unlink(entry.name, dir_fd=folder)
+                    elif entry.name.endswith(self.suffix):
+                        files.append(StoredFile(entry.name, status.st_size, status.st_mtime))
+        return sorted(files, key=lambda file: (file.used, file.name))
 
     def forget(self, max_bytes: int = 0, but: str | None = None) -> tuple[int, int]:
-        """Delete those that were not used for the longest, until at most so many bytes are left.
+        """Delete the least recently used files, down to a number of bytes.
 
         Args:
-            max_bytes: of all that stay.
-            but: name of a file that stays.
+            max_bytes: of the remaining files.
+            but: name of a file to keep.
 
         Returns:
-            How many were deleted, and their bytes.
+            Number of deleted files, and their bytes.
 
         Raises:
             UntrustedError, ValueError: see `files`.
         """
         count = size = 0
         files = self.files()
-        total = sum(one.bytes for one in files)
+        total = sum(file.bytes for file in files)
         with suppress(FileNotFoundError), self._folder() as folder:
-            for one in files:
+            for file in files:
                 if total <= max_bytes:
                     break
-                if one.name != but:
+                if file.name != but:
                     with suppress(FileNotFoundError):  # another process was faster
-                        os.unlink(one.name, dir_fd=folder)
-                        count, size = count + 1, size + one.bytes
-                    total -= one.bytes
+                        os.unlink(file.name, dir_fd=folder)
+                        count, size = count + 1, size + file.bytes
+                    total -= file.bytes
         return count, size
 
     def read_start(self, name: str, count: int) -> bytes:

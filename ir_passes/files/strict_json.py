@@ -1,6 +1,7 @@
-"""Strict JSON: everything that readers of JSON disagree about is refused."""
+"""Strict JSON: refuse everything that JSON readers treat differently."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,9 +39,9 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
-        raise ValueError(f"duplicate keys {twice[:5]}")
+        counts = Counter(key for key, _ in pairs)
+        duplicates = sorted(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"duplicate keys {duplicates[:5]}")
     return result
 
 

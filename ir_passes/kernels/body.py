@@ -1,4 +1,4 @@
-"""The body of a Pallas kernel as a function of arrays: loads and stores become slices and updates.
+"""The body of a Pallas kernel as a function of arrays.
 
 More than 300 lines: one interpreter of one language.
 """
@@ -16,35 +16,35 @@ from jax import lax
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.copies import Copies, Copy, Semaphore, Semaphores
 from ir_passes.kernels.memory import MAX_CONSTANT, MAX_UNROLLED, UnreadableKernel, uninitialized, within
-from ir_passes.kernels.own_blocks import SCRATCH, NotItsOwn, OwnPart
+from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, StepPart
 
 
 class Ref:
-    """Memory that a kernel reads and writes.
+    """Memory of a kernel.
 
     Attributes:
-        value: what it holds; anything where nothing has been written.
-        holes: bool, of the shape of the memory: where nothing has been written; None for nowhere.
-        known: whether a read gives what this step finds and writes, or other steps may have written meanwhile.
-        own: the part of an array that it is; the kernel has the whole array, and counts in it.
-        far: whether only copies write to it.
-        guessed: whether it is taken for new in each step, because each step writes what it reads of it.
-        operand: whether it is an operand's alone: what is written there would be found by others.
+        value: the content; anything at unwritten places.
+        holes: bool, of the shape of the memory: unwritten places; None for no such place.
+        private: False if other steps may write meanwhile, so that the content of a read is unknown.
+        part: the part of an array that this memory is, if the kernel indexes the whole array.
+        copies_only: True if only copies write to it.
+        assumed_new: True if it is unwritten in each step by assumption, because every step writes before it reads.
+        operand: True for an operand without an aliased result: it is not written.
     """
 
     def __init__(
-        self, value: Any, holes: np.ndarray | None = None, known: bool = True, own: OwnPart | None = None,
-        *, far: bool = False, guessed: bool = False, operand: bool = False,
+        self, value: Any, holes: np.ndarray | None = None, private: bool = True, part: StepPart | None = None,
+        *, copies_only: bool = False, assumed_new: bool = False, operand: bool = False,
     ):  # fmt: skip
-        self._value, self.holes, self.known, self.own = value, holes, known, own
-        self.far, self.guessed, self.operand = far, guessed, operand
+        self._value, self.holes, self.private, self.part = value, holes, private, part
+        self.copies_only, self.assumed_new, self.operand = copies_only, assumed_new, operand
         self._pieces: list[tuple[Places, Any]] = []
 
     @property
     def value(self) -> Any:
-        """The array that the reference holds now, with all that was stored."""
+        """The content, with all stores."""
         for places, new in self._pieces:
-            self._value = _stored(self._value, places, new)
+            self._value = _write(self._value, places, new)
         self._pieces = []
         return self._value
 
@@ -53,16 +53,16 @@ class Ref:
         self._value, self._pieces = value, []
 
     @classmethod
-    def fresh(cls, shape: tuple[int, ...], dtype: Any, known: bool = True, like: Any = None) -> "Ref":
-        """Memory that nobody has written.
+    def fresh(cls, shape: tuple[int, ...], dtype: Any, private: bool = True, like: Any = None) -> "Ref":
+        """Return unwritten memory.
 
         Args:
             shape, dtype: of the memory.
-            known: as of `Ref`.
-            like: an array that stands where nothing has been written, and is never seen: what is written piece by
-                piece then has its order of dimensions. None: zeros.
+            private: as in `Ref`.
+            like: an array for the unwritten places, never read: memory that is written piece by piece then has its
+                order of dimensions. None: zeros.
         """
-        return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), known)
+        return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,55 +71,55 @@ class Ref:
 
     @property
     def has_holes(self) -> bool:
-        """Whether there is a place that nothing has been written to."""
+        """Whether there is an unwritten place."""
         return self.holes is not None and bool(self.holes.any())
 
     def content(self) -> Any:
-        """All of it, to be handed out."""
+        """Return the whole content."""
         return uninitialized(self._value.shape, self._value.dtype) if self.has_holes else self.value
 
     def load(self, places: "Places") -> Any:
-        """Return the elements at a place; anything where one has not been written."""
-        if self.known and not self._open(places):
-            return _taken(self.value, places)
-        if self.guessed:
-            raise NotItsOwn(SCRATCH)
-        found = _taken(self._value, places)
-        return uninitialized(found.shape, found.dtype)
+        """Return the elements at a place; anything if one is unwritten."""
+        if self.private and not self._open(places):
+            return _read(self.value, places)
+        if self.assumed_new:
+            raise BlockGuessFailed(SCRATCH)
+        elements = _read(self._value, places)
+        return uninitialized(elements.shape, elements.dtype)
 
     def store(self, places: "Places", new: Any, mask: Any = None) -> None:
-        """Write to a place, to those elements of it where a mask is true."""
+        """Write to a place, to the elements with a true mask."""
         if mask is not None:
-            new = jnp.where(mask, new, _taken(self.value, places))
+            new = jnp.where(mask, new, _read(self.value, places))
         elif self.holes is not None and all(map(_static, places)):
-            numbers = _taken(np.arange(self.holes.size).reshape(self.holes.shape), places)
+            numbers = _read(np.arange(self.holes.size).reshape(self.holes.shape), places)
             self.holes = self.holes.copy()
             self.holes.reshape(-1)[numbers] = False
-            # put together when it is read: an array that stands for holes may be read until then
+            # assembled by the next read: until then the array for unwritten places may be read
             self._pieces.append((places, new))
             return
-        self.value = _stored(self.value, places, new)
+        self.value = _write(self.value, places, new)
 
     def _open(self, places: "Places") -> bool:
         if not self.has_holes:
             return False
-        return not all(map(_static, places)) or bool(np.any(_taken(self.holes, places)))
+        return not all(map(_static, places)) or bool(np.any(_read(self.holes, places)))
 
 
 def run_body(
     jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[Any], copies: Copies | None = None
 ) -> list[Any]:
-    """Run a kernel, or the program of a block's indices: its results are returned, its references changed.
+    """Run a kernel's body, or an index map; return its results, and change its references.
 
     Args:
         jaxpr: the program.
-        args: arrays and `Ref`, one for each of its inputs.
-        ids: the number of the step along each grid axis.
-        grid: the length of each grid axis; an array where it is computed.
-        copies: that run beside the program, where the machine has them; none is under way before it or after it.
+        args: an array or `Ref` for each of its inputs.
+        ids: number of the step along each grid axis.
+        grid: length of each grid axis; an array for a computed length.
+        copies: running copies, if the machine has them; empty before and after.
 
     Raises:
-        UnreadableKernel: it does what has no plain form.
+        UnreadableKernel: no plain form.
     """
     results = _Body(tuple(ids), tuple(grid), copies=copies).run(jaxpr, (), args)
     if copies is not None:
@@ -132,10 +132,10 @@ class _Body:
     """A run of a kernel's program.
 
     Attributes:
-        ids, grid: as of `run_body`.
-        made: id of an array -> the array, and the operation, operands and number of the result that it comes of.
-        copies: that run beside the program; None where the machine has none.
-        dead: values that nothing uses.
+        ids, grid: as in `run_body`.
+        made: id of an array -> the array, its equation, the operands and the number of the result.
+        copies: the running copies; None on a machine without them.
+        dead: unused variables.
     """
 
     ids: tuple[Any, ...]
@@ -162,13 +162,13 @@ class _Body:
 
     def _equation(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
-        own = getattr(self, f"_{name}", None)
-        if own is not None:
-            return own(eqn, args)
+        method = getattr(self, f"_{name}", None)
+        if method is not None:
+            return method(eqn, args)
         body = ir.body_of(eqn)
         if body is not None:
             return self.run(body.jaxpr, body.consts, args)
-        if any(isinstance(one, Ref | Semaphores) for one in args):
+        if any(isinstance(arg, Ref | Semaphores) for arg in args):
             raise UnreadableKernel(f"{name!r} at {ir.source_of(eqn)} has no plain form")
         if args and all(map(is_constant, args)) and not any(ir.shape_of(var) for var in eqn.outvars):
             with jax.ensure_compile_time_eval():
@@ -176,24 +176,24 @@ class _Body:
                 return jax.tree.map(np.asarray, results if eqn.primitive.multiple_results else [results])
         bound = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
         results = bound if eqn.primitive.multiple_results else [bound]
-        # JAX gives an operand back where nothing is to do, as of a conversion to its own dtype: it comes of no other
-        new = [(k, one) for k, one in enumerate(results) if not any(one is given for given in args)]
-        self.made.update({id(one): (one, eqn, args, k) for k, one in new})
+        # JAX returns an operand itself if there is nothing to do, as in a conversion to its dtype
+        new = [(k, value) for k, value in enumerate(results) if not any(value is arg for arg in args)]
+        self.made.update({id(value): (value, eqn, args, k) for k, value in new})
         return results
 
     def constant(self, value: Any) -> Any:
-        """Return a value as a number or an array of NumPy if it is known now, else as it is."""
+        """Return a value as a NumPy array if it is known now, else unchanged."""
         if is_constant(value) or id(value) not in self.made:
             return value
         _, eqn, args, number = self.made[id(value)]
         if any(np.prod(ir.shape_of(var)) > MAX_CONSTANT for var in eqn.outvars):
             return value
-        operands = [self.constant(one) for one in args]
+        operands = [self.constant(arg) for arg in args]
         if not all(map(is_constant, operands)):
             return value
         with jax.ensure_compile_time_eval():
-            found = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-            return np.asarray(found[number] if eqn.primitive.multiple_results else found)
+            results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+            return np.asarray(results[number] if eqn.primitive.multiple_results else results)
 
     def _program_id(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         return [self.ids[eqn.params["axis"]]]
@@ -211,7 +211,7 @@ class _Body:
     _max_contiguous = _multiple_of
 
     def _roll(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        """Rotate as `jnp.roll` does, which is how JAX itself defines `pltpu.roll` outside of a TPU."""
+        """Rotate as `jnp.roll`, JAX's definition of `pltpu.roll` outside a TPU."""
         axis, stride = eqn.params["axis"], eqn.params["stride"]
         if stride is None:
             return [jnp.roll(args[0], args[1], axis)]
@@ -240,11 +240,11 @@ class _Body:
         box = self._box(indexers, mask, ir.shape_of(eqn.outvars[0]))
         if box is not None:
             return [box.padded(ref.load(box.places), mask, other)]
-        found = ref.load(_places(eqn, indexers))
+        elements = ref.load(_places(eqn, indexers))
         if mask is not None:
-            other = uninitialized(found.shape, found.dtype) if other is None else other
-            found = jnp.where(mask, found, other)
-        return [found]
+            other = uninitialized(elements.shape, elements.dtype) if other is None else other
+            elements = jnp.where(mask, elements, other)
+        return [elements]
 
     def _masked_swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         ref, indexers, new, mask = jax.tree.unflatten(eqn.params["args_tree"], args)
@@ -263,33 +263,33 @@ class _Body:
         return [old]
 
     def _within(self, ref: Ref, indexers: Sequence[Any], writes: bool = False, copies: bool = False) -> Sequence[Any]:
-        """Return the place in the part that a reference is of the place in the whole array that the kernel names.
+        """Return indexers into the part of the array that the reference is.
 
         Raises:
-            NotItsOwn: it is no place of that part.
+            BlockGuessFailed: another place of the array.
         """
         if self.copies is not None:
             self.copies.check(ref, writes)
-        if writes and ref.far and not copies:
+        if writes and ref.copies_only and not copies:
             raise UnreadableKernel("a store to memory that only copies reach")
         if writes and ref.operand:
             raise UnreadableKernel("a store to an operand whose memory no result takes")
-        own = ref.own
-        if own is None:
+        part = ref.part
+        if part is None:
             return indexers
         if not indexers or getattr(indexers[0], "indices", None) is None:
-            raise NotItsOwn(own.array)
+            raise BlockGuessFailed(part.array)
         first, *rest = indexers
-        places, shape = [self._index(one) for one in first.indices], list(first.shape)
-        for dim, axis in own.steps.items():
-            place, size = places[dim], own.sizes[dim]
+        places, shape = [self._index(index) for index in first.indices], list(first.shape)
+        for dim, axis in part.steps.items():
+            place, size = places[dim], part.sizes[dim]
             if (place.size or 1, place.stride) != (size, 1) or not self._begins(place.start, axis, size):
-                raise NotItsOwn(own.array)
+                raise BlockGuessFailed(part.array)
             places[dim], shape[dim] = _Place(0, place.size), size
         return [_Indexer(tuple(places), tuple(shape)), *rest]
 
     def _begins(self, start: Any, axis: int, size: int) -> bool:
-        """Whether an index is the number of a step along a grid axis, times the elements of its part."""
+        """Whether an index is the number of a step along a grid axis, times `size`."""
         number = self.ids[axis]
         if is_constant(start) and is_constant(number):
             return np.ndim(start) == 0 and int(start) == int(number) * size
@@ -301,32 +301,33 @@ class _Body:
         if eqn.primitive.name == "convert_element_type" and start.dtype in (np.int32, np.int64):
             return self._begins(args[0], axis, size)
         if eqn.primitive.name == "mul":
-            times = [int(one) for one in args if is_constant(one) and np.ndim(one) == 0]
-            return len(times) == 1 and times[0] == size and any(self._begins(one, axis, 1) for one in args)
+            factors = [int(arg) for arg in args if is_constant(arg) and np.ndim(arg) == 0]
+            return len(factors) == 1 and factors[0] == size and any(self._begins(arg, axis, 1) for arg in args)
         return False
 
     def _box(self, indexers: Sequence[Any], mask: Any, shape: tuple[int, ...]) -> "_Box | None":
-        """Return the part that a mask lets through, where it is known and a box; None if not, or without a mask."""
-        known = self.constant(mask)
-        if not is_constant(known) or len(indexers) > 1:
+        """Return the selected part of a known mask if it is a box, else None."""
+        constant = self.constant(mask)
+        if not is_constant(constant) or len(indexers) > 1:
             return None
-        mask = np.broadcast_to(known, shape)
+        mask = np.broadcast_to(constant, shape)
         bounds = [np.flatnonzero(mask.any(tuple(d for d in range(mask.ndim) if d != dim))) for dim in range(mask.ndim)]
-        box = tuple((int(at[0]), int(at[-1]) + 1) for at in bounds if at.size)
+        box = tuple((int(positions[0]), int(positions[-1]) + 1) for positions in bounds if positions.size)
         if len(box) < mask.ndim or mask.sum() != np.prod([end - begin for begin, end in box]):
             return None
-        indices = [self._index(one) for one in getattr(indexers[0], "indices", ())] if indexers else []
+        indices = [self._index(index) for index in getattr(indexers[0], "indices", ())] if indexers else []
         sizes = indexers[0].shape if indexers else shape
         indices = indices or [_Place(0, size) for size in shape]
-        arrays, places, dim = any(np.ndim(one.start) for one in indices), [], 0
-        for one in indices:
-            if not is_constant(one.start) or (arrays and not np.ndim(one.start)):
+        arrays, places, dim = any(np.ndim(index.start) for index in indices), [], 0
+        for index in indices:
+            if not is_constant(index.start) or (arrays and not np.ndim(index.start)):
                 return None
-            if one.size is None and not np.ndim(one.start):
-                places.append(_Place(int(one.start), None))
+            if index.size is None and not np.ndim(index.start):
+                places.append(_Place(int(index.start), None))
                 continue
             begin, end = box[dim]
-            numbers = np.arange(one.size) * one.stride + one.start if one.size is not None else _along(one.start, dim)
+            size, start = index.size, index.start
+            numbers = _along(start, dim) if size is None else np.arange(size) * index.stride + start
             if numbers is None:
                 return None
             numbers = np.broadcast_to(numbers, shape[dim : dim + 1])[begin:end]
@@ -340,9 +341,9 @@ class _Body:
             return None
         return _Box([places], box, shape)
 
-    def _index(self, one: Any) -> "_Place":
-        place = _place(one)
-        return place if place is one else replace(place, start=self.constant(place.start))
+    def _index(self, index: Any) -> "_Place":
+        place = _place(index)
+        return place if place is index else replace(place, start=self.constant(place.start))
 
     def _dma_start(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         copies, (source, read), (target, written), semaphore = self._copied(eqn, args)
@@ -355,121 +356,121 @@ class _Body:
 
     def _dma_wait(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         copies, _, (target, written), semaphore = self._copied(eqn, args)
-        done = copies.wait(semaphore, target)
-        if not self._same(done.indexers, self._within(target, written, True, copies=True)):
+        copy = copies.wait(semaphore, target)
+        if not self._same(copy.indexers, self._within(target, written, True, copies=True)):
             raise UnreadableKernel(f"a wait for another copy than the one that was started at {ir.source_of(eqn)}")
-        places = _places(eqn, done.indexers)
-        if done.value.shape != _taken(target.value, places).shape:
+        places = _places(eqn, copy.indexers)
+        if copy.value.shape != _read(target.value, places).shape:
             raise UnreadableKernel(f"a copy into another shape at {ir.source_of(eqn)}")
-        target.store(places, done.value)
+        target.store(places, copy.value)
         return []
 
-    def _same(self, one: Sequence[Any], other: Sequence[Any]) -> bool:
-        """Whether indexers are the same for certain."""
-        if len(one) != len(other):
+    def _same(self, first: Sequence[Any], second: Sequence[Any]) -> bool:
+        """Whether indexers are known to be equal."""
+        if len(first) != len(second):
             return False
         pairs = [
             (self._index(a), self._index(b))
-            for x, y in zip(one, other, strict=True)
+            for x, y in zip(first, second, strict=True)
             for a, b in zip(x.indices, y.indices, strict=True)
         ]
         starts = all(a.start is b.start or (is_constant(a.start) and np.all(a.start == b.start)) for a, b in pairs)
         return starts and all((a.size, a.stride) == (b.size, b.stride) for a, b in pairs)
 
     def _copied(self, eqn: ir.JaxprEqn, args: list[Any]) -> tuple[Copies, Any, Any, Any]:
-        """Return the copies, source and target of one, each a reference and its indexers, and its semaphore."""
+        """Return copies, source, target and semaphore; source and target with indexers."""
         source, target, semaphore, other, device = jax.tree.unflatten(eqn.params["tree"], args)
         if self.copies is None or other is not None or device is not None:
-            where = "another device" if device is not None else "a machine that is not said to be a TPU"
-            raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a copy to or on {where}")
-        (holder, chosen), sides = _split_ref(semaphore), (_split_ref(source), _split_ref(target))
-        numbers = [self.constant(one) for index in chosen for one in getattr(index, "indices", ())]
-        if len(chosen) > 1 or not all(is_constant(one) and np.ndim(one) == 0 for one in numbers):
+            place = "another device" if device is not None else "a machine that is not said to be a TPU"
+            raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a copy to or on {place}")
+        (semaphores, indexers), sides = _split_ref(semaphore), (_split_ref(source), _split_ref(target))
+        numbers = [self.constant(number) for index in indexers for number in getattr(index, "indices", ())]
+        if len(indexers) > 1 or not all(is_constant(number) and np.ndim(number) == 0 for number in numbers):
             raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a semaphore whose index is computed")
-        return self.copies, *sides, Semaphore(holder, tuple(map(int, numbers)))
+        return self.copies, *sides, Semaphore(semaphores, tuple(map(int, numbers)))
 
     def _run_scoped(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         if eqn.params.get("collective_axes"):
             raise UnreadableKernel(f"run_scoped over collective axes at {ir.source_of(eqn)}")
         jaxpr = eqn.params["jaxpr"]
-        before = [] if self.copies is None else list(self.copies.under_way)
+        outer = [] if self.copies is None else list(self.copies.running)
         results = self.run(jaxpr, args, [memory_for(memory_of(var.aval)) for var in jaxpr.invars])
-        if self.copies is not None and any(one not in before for one in self.copies.under_way):
+        if self.copies is not None and any(copy not in outer for copy in self.copies.running):
             raise UnreadableKernel(f"a copy is under way at the end of run_scoped at {ir.source_of(eqn)}")
         return results
 
     def _cond(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        which, *operands = args
+        predicate, *operands = args
         branches = eqn.params["branches"]
-        if is_constant(which):
-            chosen = branches[min(max(int(which), 0), len(branches) - 1)]
-            return self.run(chosen.jaxpr, chosen.consts, operands)
+        if is_constant(predicate):
+            only = branches[min(max(int(predicate), 0), len(branches) - 1)]
+            return self.run(only.jaxpr, only.consts, operands)
         memory = _Memory.of(operands)
-        left: list[Any] = []
-        self._landed(eqn)
+        holes_after: list[Any] = []
+        self._check_copies(eqn)
 
-        def branch(one: Any) -> Callable[..., Any]:
+        def branch(program: Any) -> Callable[..., Any]:
             def run(contents: list[Any]) -> Any:
                 with memory.holding(contents):
-                    results = self.run(one.jaxpr, one.consts, operands)
-                    self._landed(eqn)
-                    left.append(memory.holes())
+                    results = self.run(program.jaxpr, program.consts, operands)
+                    self._check_copies(eqn)
+                    holes_after.append(memory.holes())
                     return results, memory.contents()
 
             return run
 
-        results, contents = lax.switch(which, [branch(one) for one in branches], memory.contents())
-        memory.set(contents, [either(*holes) for holes in zip(*left, strict=True)])
+        results, contents = lax.switch(predicate, [branch(program) for program in branches], memory.contents())
+        memory.set(contents, [union(*holes) for holes in zip(*holes_after, strict=True)])
         return results
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        """Run a scan of the body, whose references are carried as arrays."""
-        params, at = eqn.params, ir.source_of(eqn)
+        """Run a scan; references of its body are carried as arrays."""
+        params, line = eqn.params, ir.source_of(eqn)
         num_consts, num_carry = ir.scan_counts(eqn)
         body, length = ir.closed(params["jaxpr"]), params["length"]
         consts, carry, xs = args[:num_consts], args[num_consts : num_consts + num_carry], args[num_consts + num_carry :]
         memory = _Memory.of(consts)
-        if any(isinstance(one, Ref) for one in (*carry, *xs)):
-            raise UnreadableKernel(f"a loop that carries references at {at}")
-        written_out = any(ref.has_holes for ref in memory.refs) or any(
-            one.primitive.name in ("masked_load", "masked_swap") for one in ir.all_eqns(body.jaxpr)
+        if any(isinstance(value, Ref) for value in (*carry, *xs)):
+            raise UnreadableKernel(f"a loop that carries references at {line}")
+        unrolls = any(ref.has_holes for ref in memory.refs) or any(
+            inner.primitive.name in ("masked_load", "masked_swap") for inner in ir.all_eqns(body.jaxpr)
         )
-        if length <= MAX_UNROLLED and written_out and not xs and num_carry == len(eqn.outvars):
+        if length <= MAX_UNROLLED and unrolls and not xs and num_carry == len(eqn.outvars):
             for _ in range(length):
                 carry = self.run(body.jaxpr, body.consts, [*consts, *carry])
             return list(carry)
-        left: list[Any] = []
-        self._landed(eqn)
+        holes_after: list[Any] = []
+        self._check_copies(eqn)
 
         def step(state: Any, x: Any) -> Any:
             contents, values = state
             with memory.holding(contents):
                 results = self.run(body.jaxpr, body.consts, [*consts, *values, *x])
-                self._landed(eqn)
-                left.append(memory.holes())
+                self._check_copies(eqn)
+                holes_after.append(memory.holes())
                 return (memory.contents(), results[:num_carry]), results[num_carry:]
 
         first = memory.contents(), _arrays(carry, body.jaxpr.invars[num_consts:])
         (contents, values), ys = lax.scan(step, first, list(xs), length=length, reverse=params["reverse"])
-        memory.set(contents, left[-1] if length else memory.holes())
+        memory.set(contents, holes_after[-1] if length else memory.holes())
         return [*values, *ys]
 
-    def _landed(self, eqn: ir.JaxprEqn) -> None:
-        """Raise UnreadableKernel if a copy is under way where a loop or a branch begins, or where it ends."""
+    def _check_copies(self, eqn: ir.JaxprEqn) -> None:
+        """Raise UnreadableKernel if a copy is running around a loop or branch."""
         if self.copies is not None:
             self.copies.check_none(f"at a loop or branch at {ir.source_of(eqn)}")
 
     def _while(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        """Run a while loop of the body, whose references are carried as arrays."""
+        """Run a while loop; references of its body are carried as arrays."""
         params = eqn.params
         condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-        of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-        outer, inner = args[:of_condition], args[of_condition : of_condition + of_body]
-        carry = args[of_condition + of_body :]
-        if any(isinstance(one, Ref) for one in carry):
+        num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
+        outer, inner = args[:num_condition], args[num_condition : num_condition + num_body]
+        carry = args[num_condition + num_body :]
+        if any(isinstance(value, Ref) for value in carry):
             raise UnreadableKernel(f"a loop that carries references at {ir.source_of(eqn)}")
         memory = _Memory.of([*outer, *inner])
-        self._landed(eqn)
+        self._check_copies(eqn)
 
         def goes_on(state: Any) -> Any:
             contents, values = state
@@ -478,37 +479,37 @@ class _Body:
 
         def step(state: Any) -> Any:
             contents, values = state
-            if counted is not None:  # the number is in these bounds in every iteration: say so
+            if counted is not None:  # state the bounds of the counter in every iteration
                 number, end = counted
                 begin = first[1][number]
                 last = lax.sub(lax.max(first[1][end], begin), np.ones((), begin.dtype))
                 values = [*values[:number], lax.max(lax.min(values[number], last), begin), *values[number + 1 :]]
             with memory.holding(contents):
                 results = self.run(body.jaxpr, body.consts, [*inner, *values])
-                self._landed(eqn)
+                self._check_copies(eqn)
                 return memory.contents(), results
 
-        first = memory.contents(), _arrays(carry, body.jaxpr.invars[of_body:])
-        counted = _counted(condition.jaxpr, of_condition, body.jaxpr, of_body)
+        first = memory.contents(), _arrays(carry, body.jaxpr.invars[num_body:])
+        counted = _counted(condition.jaxpr, num_condition, body.jaxpr, num_body)
         contents, values = lax.while_loop(goes_on, step, first)
         memory.set(contents, memory.holes())
         return list(values)
 
 
-def _counted(condition: Any, of_condition: int, body: Any, of_body: int) -> tuple[int, int] | None:
-    """Return which carried values of a loop are its counter and its end, if it counts up by one to an end.
+def _counted(condition: Any, num_condition: int, body: Any, num_body: int) -> tuple[int, int] | None:
+    """Return the carries for counter and end of a counting loop; else None.
 
-    Then every iteration has first number <= number < end.
+    Every iteration has first counter <= counter < end.
     """
     if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
         return None
-    (less,) = condition.eqns
-    found = [k for atom in less.invars for k, var in enumerate(condition.invars[of_condition:]) if var is atom]
-    if len(found) != 2 or condition.outvars != less.outvars:
+    (comparison,) = condition.eqns
+    carries = [k for atom in comparison.invars for k, var in enumerate(condition.invars[num_condition:]) if var is atom]
+    if len(carries) != 2 or condition.outvars != comparison.outvars:
         return None
-    number, end = found
-    carried, made = body.invars[of_body:], {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    step = made.get(body.outvars[number])
+    number, end = carries
+    carried, makers = body.invars[num_body:], {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    step = makers.get(body.outvars[number])
     if step is None or step.primitive.name != "add" or step.invars[0] is not carried[number]:
         return None
     by = step.invars[1]
@@ -517,15 +518,15 @@ def _counted(condition: Any, of_condition: int, body: Any, of_body: int) -> tupl
 
 
 class _Memory:
-    """The memory that a loop or a branch works on."""
+    """The memory of a loop or a branch."""
 
     def __init__(self, refs: Sequence[Ref]):
         self.refs = refs
 
     @classmethod
     def of(cls, operands: Sequence[Any]) -> "_Memory":
-        """The references among some operands, each once."""
-        return cls(list({id(one): one for one in operands if isinstance(one, Ref)}.values()))
+        """Return the references of some operands, each once."""
+        return cls(list({id(ref): ref for ref in operands if isinstance(ref, Ref)}.values()))
 
     def contents(self) -> list[Any]:
         return [ref.value for ref in self.refs]
@@ -539,20 +540,21 @@ class _Memory:
 
     @contextmanager
     def holding(self, contents: Sequence[Any]) -> Iterator[None]:
-        """Let the memory hold other contents for a while; what is written meanwhile is undone."""
-        before, holes = self.contents(), self.holes()
+        """Run a block with other contents; undo its writes."""
+        contents_outside, holes = self.contents(), self.holes()
         self.set(contents, holes)
         yield
-        self.set(before, holes)
+        self.set(contents_outside, holes)
 
 
-def either(*holes: np.ndarray | None) -> np.ndarray | None:
-    found = [one for one in holes if one is not None]
-    return np.logical_or.reduce(found) if found else None
+def union(*holes: np.ndarray | None) -> np.ndarray | None:
+    """Return the union of masks; None for only empty ones."""
+    masks = [mask for mask in holes if mask is not None]
+    return np.logical_or.reduce(masks) if masks else None
 
 
 def _arrays(values: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """Values as arrays of the types that a program takes."""
+    """Return values as arrays of the dtypes of a program's inputs."""
     return [jnp.asarray(value, var.aval.dtype) for value, var in zip(values, variables, strict=False)]
 
 
@@ -562,10 +564,10 @@ def is_constant(value: Any) -> bool:
 
 
 def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of a piece of memory; of semaphores of copies the dtype is None.
+    """Return shape and dtype of memory; dtype None for semaphores of copies.
 
     Raises:
-        UnreadableKernel: it is no array of numbers: another semaphore, a barrier.
+        UnreadableKernel: no array of numbers, for example another semaphore or a barrier.
     """
     dtype = getattr(aval, "dtype", None)
     if str(dtype) == "dma_sem":
@@ -576,19 +578,19 @@ def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def memory_for(kind: tuple[tuple[int, ...], Any]) -> Any:
-    """New memory, as `memory_of` describes it."""
+    """Return new memory of a shape and dtype from `memory_of`."""
     shape, dtype = kind
     return Semaphores(shape) if dtype is None else Ref.fresh(shape, dtype)
 
 
 def _split_ref(ref: Any) -> tuple[Any, list[Any]]:
-    """A reference and its indexers."""
+    """Return a reference and its indexers."""
     return (ref.ref, list(ref.transforms)) if hasattr(ref, "transforms") else (ref, [])
 
 
 @dataclass(frozen=True)
 class _Place:
-    """One index along a dimension: from `start`, `size` elements; or, where `size` is None, one or an array of them."""
+    """`size` elements from `start` along a dimension; size None: an index or an array."""
 
     start: Any
     size: int | None
@@ -597,32 +599,32 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Indexer:
-    """Indices of an array of a shape."""
+    """Indices into an array of a shape."""
 
     indices: tuple[_Place, ...]
     shape: tuple[int, ...]
 
 
-def _place(one: Any) -> _Place:
-    """An index as JAX has it, or one of ours."""
-    if isinstance(one, _Place):
-        return one
-    if hasattr(one, "size") and hasattr(one, "start"):
-        return _Place(one.start, int(one.size), int(getattr(one, "stride", 1)))
-    return _Place(one, None)
+def _place(index: Any) -> _Place:
+    """Return an index of JAX as `_Place`."""
+    if isinstance(index, _Place):
+        return index
+    if hasattr(index, "size") and hasattr(index, "start"):
+        return _Place(index.start, int(index.size), int(getattr(index, "stride", 1)))
+    return _Place(index, None)
 
 
 Places = list[list[_Place]]
-"""Indexers, each of what the one before has left."""
+"""Indexers, each into the result of the one before."""
 
 
 @dataclass(frozen=True)
 class _Box:
-    """The part of a masked load or store that the mask lets through.
+    """The selected part of a masked load or store.
 
     Attributes:
-        places: in the memory, all of them in bounds.
-        bounds: begin and end along each dimension of the value.
+        places: in the memory, in bounds.
+        bounds: start and end along each dimension of the value.
         shape: of the value.
     """
 
@@ -631,11 +633,11 @@ class _Box:
     shape: tuple[int, ...]
 
     def of(self, value: Any) -> Any:
-        """Return the part of a value."""
+        """Return the selected part of a value."""
         return lax.slice(value, [begin for begin, _ in self.bounds], [end for _, end in self.bounds])
 
     def padded(self, part: Any, mask: Any, other: Any) -> Any:
-        """Return a value of which this is the part, with another value around it, or anything."""
+        """Return a value with this selected part, and `other` (None: anything) elsewhere."""
         if part.shape == self.shape:
             return part
         if other is None:
@@ -646,18 +648,18 @@ class _Box:
 
 
 def _along(numbers: Any, dim: int) -> Any:
-    """An array that varies along one dimension alone, as one of that dimension; None if it is another."""
+    """Return an array that varies along one dimension only as 1-D; None for another array."""
     rest = tuple(size for d, size in enumerate(numbers.shape) if d != dim)
     return numbers.reshape(-1) if np.prod(rest) == 1 and numbers.ndim > dim else None
 
 
 def _places(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
-    found = []
+    all_places = []
     for indexer in indexers:
         indices = getattr(indexer, "indices", None)
         if indices is None:
             raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}, at {ir.source_of(eqn)}")
-        places = [_checked(_place(one), int(full)) for one, full in zip(indices, indexer.shape, strict=True)]
+        places = [_checked(_place(index), int(full)) for index, full in zip(indices, indexer.shape, strict=True)]
         arrays = [np.ndim(place.start) > 0 for place in places]
         if (
             any(arrays)
@@ -665,12 +667,12 @@ def _places(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
             and (sum(arrays) > 1 or not all(map(_covers, places, indexer.shape, arrays)))
         ):
             raise UnreadableKernel(f"arrays of indices beside slices at {ir.source_of(eqn)}")
-        found.append(places)
-    return found
+        all_places.append(places)
+    return all_places
 
 
 def _covers(place: "_Place", full: int, is_array: bool) -> bool:
-    """Whether it is a whole dimension, or an array of indices."""
+    """Whether an index is the whole dimension, or an array of indices."""
     return is_array or (isinstance(place.start, int) and (place.start, place.size, place.stride) == (0, full, 1))
 
 
@@ -686,21 +688,21 @@ def _checked(place: _Place, full: int) -> _Place:
     return _Place(within(start, full - (place.size or 1) + 1), place.size)
 
 
-def _taken(value: Any, places: Places) -> Any:
-    for place in places:
-        value = _taken_once(value, place)
+def _read(value: Any, places: Places) -> Any:
+    for indices in places:
+        value = _read_once(value, indices)
     return value
 
 
-def _whole(value: Any, places: list[_Place]) -> bool:
+def _whole(value: Any, indices: list[_Place]) -> bool:
     return all(
-        isinstance(one.start, int | np.integer) and (one.start, one.size, one.stride) == (0, size, 1)
-        for one, size in zip(places, value.shape, strict=True)
+        isinstance(place.start, int | np.integer) and (place.start, place.size, place.stride) == (0, size, 1)
+        for place, size in zip(indices, value.shape, strict=True)
     )
 
 
-def _static(places: list[_Place]) -> bool:
-    return all(isinstance(one.start, int | np.integer) for one in places)
+def _static(indices: list[_Place]) -> bool:
+    return all(isinstance(place.start, int | np.integer) for place in indices)
 
 
 def _numpy(place: _Place) -> Any:
@@ -709,42 +711,46 @@ def _numpy(place: _Place) -> Any:
     return slice(place.start, place.start + (place.size - 1) * place.stride + 1, place.stride)
 
 
-def _numbers(places: list[_Place]) -> tuple[Any, ...]:
-    """Arrays of indices, beside whole dimensions."""
-    return tuple(one.start if one.size is None else slice(None) for one in places)
+def _numbers(indices: list[_Place]) -> tuple[Any, ...]:
+    """Return arrays of indices, and slices for whole dimensions."""
+    return tuple(place.start if place.size is None else slice(None) for place in indices)
 
 
-def _taken_once(value: Any, places: list[_Place]) -> Any:
-    if _whole(value, places):
+def _read_once(value: Any, indices: list[_Place]) -> Any:
+    if _whole(value, indices):
         return value
-    if any(np.ndim(one.start) for one in places):
-        return value.at[_numbers(places)].get(mode="promise_in_bounds")
+    if any(np.ndim(place.start) for place in indices):
+        return value.at[_numbers(indices)].get(mode="promise_in_bounds")
     if isinstance(value, np.ndarray):
-        return value[tuple(_numpy(one) for one in places)]
-    if _static(places):
-        ends = [one.start + ((one.size or 1) - 1) * one.stride + 1 for one in places]
-        part = lax.slice(value, [one.start for one in places], ends, [one.stride for one in places])
-        return lax.squeeze(part, [dim for dim, one in enumerate(places) if one.size is None])
-    sizes = [one.size or 1 for one in places]
-    part = lax.dynamic_slice(value, _starts(places), sizes, allow_negative_indices=False)
-    return lax.squeeze(part, [dim for dim, one in enumerate(places) if one.size is None])
+        return value[tuple(map(_numpy, indices))]
+    if _static(indices):
+        ends = [place.start + ((place.size or 1) - 1) * place.stride + 1 for place in indices]
+        part = lax.slice(value, [place.start for place in indices], ends, [place.stride for place in indices])
+    else:
+        sizes = [place.size or 1 for place in indices]
+        part = lax.dynamic_slice(value, _starts(indices), sizes, allow_negative_indices=False)
+    return lax.squeeze(part, _scalar_dims(indices))
 
 
-def _stored(value: Any, places: Places, new: Any) -> Any:
+def _write(value: Any, places: Places, new: Any) -> Any:
     if not places:
         return new
-    place, *rest = places
-    new = _stored(_taken_once(value, place), rest, new) if rest else new
-    if _whole(value, place):
+    indices, *rest = places
+    new = _write(_read_once(value, indices), rest, new) if rest else new
+    if _whole(value, indices):
         return new
-    if any(np.ndim(one.start) for one in place):
-        return value.at[_numbers(place)].set(new, mode="promise_in_bounds")
-    part = lax.expand_dims(new, [dim for dim, one in enumerate(place) if one.size is None])
-    if any(one.stride != 1 for one in place):
-        at = [one.start + one.stride * np.arange(one.size or 1) for one in place]
-        return value.at[np.ix_(*at)].set(part)
-    return lax.dynamic_update_slice(value, part, _starts(place), allow_negative_indices=False)
+    if any(np.ndim(place.start) for place in indices):
+        return value.at[_numbers(indices)].set(new, mode="promise_in_bounds")
+    part = lax.expand_dims(new, _scalar_dims(indices))
+    if any(place.stride != 1 for place in indices):
+        positions = [place.start + place.stride * np.arange(place.size or 1) for place in indices]
+        return value.at[np.ix_(*positions)].set(part)
+    return lax.dynamic_update_slice(value, part, _starts(indices), allow_negative_indices=False)
 
 
-def _starts(places: list[_Place]) -> list[Any]:
-    return [lax.convert_element_type(one.start, jnp.int32) for one in places]
+def _scalar_dims(indices: list[_Place]) -> list[int]:
+    return [dim for dim, place in enumerate(indices) if place.size is None]
+
+
+def _starts(indices: list[_Place]) -> list[Any]:
+    return [lax.convert_element_type(place.start, jnp.int32) for place in indices]

@@ -1,7 +1,7 @@
-"""Copies between memories of one TPU core that run beside its program (DMA): under way from their start to a wait.
+"""Asynchronous copies (DMA) between memories of one TPU core, from their start to a wait.
 
-They are read as what they are if each is waited for in the stretch of the program that starts it, and nobody touches
-what is written, or writes to what is read, meanwhile. Copies to other devices are not read.
+A copy can be read if the stretch of the program that starts it also waits for it, and in between no operation touches
+its target or writes to its source. Copies to other devices are not read.
 """
 
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from ir_passes.kernels.memory import UnreadableKernel
 
 @dataclass(frozen=True, eq=False)
 class Semaphores:
-    """Semaphores that copies are waited for at."""
+    """An array of semaphores of copies."""
 
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Semaphore:
-    """One of some semaphores."""
+    """One semaphore of an array."""
 
-    holder: Semaphores
+    array: Semaphores
     index: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy under way.
+    """A running copy.
 
     Attributes:
         source, target: references.
         indexers: of the place in the target.
-        semaphore: the one that tells its end.
-        value: what is copied.
+        semaphore: signals the end.
+        value: the copied array.
     """
 
     source: Any
@@ -44,41 +44,41 @@ class Copy:
 
 
 class Copies:
-    """The copies that a program has started."""
+    """The running copies of a program."""
 
     def __init__(self) -> None:
-        self.under_way: list[Copy] = []
+        self.running: list[Copy] = []
 
-    def start(self, one: Copy) -> None:
+    def start(self, copy: Copy) -> None:
         """Start a copy.
 
         Raises:
-            UnreadableKernel: another one tells its end at the same semaphore, or touches what this one does.
+            UnreadableKernel: another running copy has its semaphore, or touches its memory.
         """
-        if any(other.semaphore == one.semaphore for other in self.under_way):
+        if any(other.semaphore == copy.semaphore for other in self.running):
             raise UnreadableKernel("two copies under way tell their end at one semaphore")
-        self.check(one.source, writes=False)
-        self.check(one.target, writes=True)
-        self.under_way.append(one)
+        self.check(copy.source, writes=False)
+        self.check(copy.target, writes=True)
+        self.running.append(copy)
 
     def wait(self, semaphore: Semaphore, target: Any) -> Copy:
-        """Return the copy that ends.
+        """End a copy, and return it.
 
         Raises:
-            UnreadableKernel: no such copy is under way in this stretch of the program.
+            UnreadableKernel: no such copy was started in this stretch of the program.
         """
-        found = [one for one in self.under_way if one.semaphore == semaphore]
-        if len(found) != 1 or found[0].target is not target:
+        copies = [copy for copy in self.running if copy.semaphore == semaphore]
+        if len(copies) != 1 or copies[0].target is not target:
             raise UnreadableKernel("a wait for a copy that is not started in the same stretch of the program")
-        self.under_way.remove(found[0])
-        return found[0]
+        self.running.remove(copies[0])
+        return copies[0]
 
     def check(self, ref: Any, writes: bool) -> None:
-        """Raise UnreadableKernel if a reference is touched that a copy under way writes to, or written one it reads."""
-        if any(one.target is ref or (writes and one.source is ref) for one in self.under_way):
+        """Raise UnreadableKernel if an access conflicts with a running copy."""
+        if any(copy.target is ref or (writes and copy.source is ref) for copy in self.running):
             raise UnreadableKernel("memory is touched while a copy to or from it is under way")
 
     def check_none(self, where: str) -> None:
-        """Raise UnreadableKernel if a copy is under way."""
-        if self.under_way:
+        """Raise UnreadableKernel if a copy is running."""
+        if self.running:
             raise UnreadableKernel(f"a copy is under way {where}")

@@ -1,4 +1,4 @@
-"""A program with its kernels in plain form."""
+"""Programs with plain operations instead of kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from ir_passes.kernels.program import kernel_program
 
 @dataclass(frozen=True)
 class ReadKernels:
-    """A program whose kernels are plain operations, as far as they could be read.
+    """A program with plain operations instead of readable kernels.
 
     Attributes:
         program: the program.
-        read: the kernels' calls that it no longer has.
-        unread: id of the body of each other kernel -> why it could not be read.
+        read: calls of the replaced kernels.
+        unread: id of the body of another kernel -> the reason.
     """
 
     program: ir.ClosedJaxpr
@@ -25,11 +25,11 @@ class ReadKernels:
 
 
 def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -> ReadKernels:
-    """Put the plain form of every kernel into its place.
+    """Replace each kernel by plain operations.
 
     Args:
         program: any.
-        keep: a predicate of the equations that stay as they are, with what is inside.
+        keep: predicate of the equations to leave unchanged, with their bodies.
     """
     read: list[ir.JaxprEqn] = []
     unread: dict[int, str] = {}
@@ -42,7 +42,7 @@ def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -
         except UnreadableKernel as error:
             unread[id(eqn.params["jaxpr"])] = str(error)
             return [eqn]
-        except Exception as error:  # noqa: BLE001 - an operation that JAX does not trace outside of a kernel
+        except Exception as error:  # noqa: BLE001 - JAX may not trace an operation outside a kernel
             unread[id(eqn.params["jaxpr"])] = f"{type(error).__name__}: {error}"
             return [eqn]
         read.append(eqn)

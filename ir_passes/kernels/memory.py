@@ -1,4 +1,4 @@
-"""Operations that plain programs lack to say what a kernel does: unwritten memory, and indices that nothing clamps."""
+"""Primitives for the semantics of kernels: unwritten memory, and indices that nothing clamps."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ from ir_passes.jaxpr import ir
 
 UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING = "uninitialized", "kernel_index", "kernel_padding"
 MAX_UNROLLED = 32
-"""Steps of a grid axis, or rounds of a loop, that are written out one by one where a loop would lose what is known."""
+"""Steps of a grid axis, or iterations of a loop, that are unrolled where a loop would lose facts."""
 MAX_CONSTANT = 1 << 20
-"""Elements of a mask, or of indices, that are computed to see which places they are."""
+"""Elements of the largest mask, or array of indices, that is evaluated."""
 
 
 class UnreadableKernel(ValueError):
-    """A kernel has no plain form; says what it does, and where."""
+    """A kernel has no plain form; the message names the operation and its line."""
 
 
 def uninitialized(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Memory that nobody has written: it may hold anything. Run, it is NaN, or the least integer."""
+    """Return unwritten memory: any content in the proof; NaN or the least integer when run."""
     return _uninitialized_p.bind(shape=tuple(shape), dtype=np.dtype(dtype))
 
 
 def within(index: Any, bound: int) -> Any:
-    """Return an integer or array that must be in [0, bound), because beyond lies another's memory."""
+    """Return an index that must be in [0, bound): outside is foreign memory."""
     if not isinstance(index, int | np.ndarray | np.generic):
         return _index_p.bind(index, bound=int(bound))
     if np.all((np.asarray(index) >= 0) & (np.asarray(index) < bound)):
@@ -33,7 +33,7 @@ def within(index: Any, bound: int) -> Any:
 
 
 def padded(array: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array with foreign memory after its end along each dimension, up to a shape."""
+    """Return an array extended with foreign memory to a shape."""
     for dim, size in enumerate(shape):
         if size > array.shape[dim]:
             array = _padding_p.bind(array, dim=dim, size=size)

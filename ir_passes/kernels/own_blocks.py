@@ -1,28 +1,28 @@
-"""Arrays that a kernel takes whole, and of which each step of a grid axis works on a part of its own.
+"""Guesses of blocks for arrays that a kernel takes whole.
 
-Triton's kernels are often written so: the number of a step is an index in the body, not in a block's. Such an array is
-read as if it had been cut into blocks. A guess is made from sizes alone; the body shows whether it is right.
+Triton's kernels often use `program_id` as an index in the body, not in a block's index map. Such an array is read as if
+it were cut into blocks. A guess comes from sizes alone; the body confirms or refutes it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 from ir_passes.kernels.blocks import Blocks, Component
 
 SCRATCH = "scratch"
 MAX_GUESSES = 12
-"""Ways to cut one array that are tried."""
+"""Guesses for one array."""
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class StepPart:
     """The part of an array that one step works on.
 
     Attributes:
-        array: by which the array is known.
-        steps: dimension, as the kernel sees it -> the grid axis whose number picks the part, as the kernel counts axes.
+        array: key of the array.
+        steps: dimension, as the kernel sees it -> grid axis that picks the part, as the kernel counts axes.
         sizes: dimension -> elements of the part.
     """
 
@@ -31,8 +31,8 @@ class OwnPart:
     sizes: dict[int, int]
 
 
-class NotItsOwn(Exception):
-    """A step works on another part of an array than its own, or reads what another step has left in scratch."""
+class BlockGuessFailed(Exception):
+    """A step works on another part than guessed, or reads another step's scratch."""
 
     def __init__(self, array: Any):
         super().__init__(array)
@@ -40,31 +40,32 @@ class NotItsOwn(Exception):
 
 
 def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Blocks]:
-    """Return ways to cut dimensions that a kernel takes whole by the steps of some grid axes."""
-    whole = [d for d, one in enumerate(blocks.components) if not one.moves and d not in blocks.squeezed]
+    """Return guesses of `Blocks` with whole dimensions cut by some grid axes."""
+    dims = [d for d, component in enumerate(blocks.components) if not component.moves and d not in blocks.squeezed]
     axes = [axis for axis in axes if grid[axis] > 1 and axis not in blocks.axes]
-    found = []
-    for number in range(min(len(whole), len(axes)), 0, -1):
-        for dims in permutations(whole, number):
-            if list(dims) == sorted(dims):
-                pairs = [tuple(zip(dims, chosen, strict=True)) for chosen in permutations(axes, number)]
-                found += [one for one in pairs if all(blocks.shape[d] % grid[axis] == 0 for d, axis in one)]
+    cuts = [
+        tuple(zip(chosen_dims, chosen_axes, strict=True))
+        for count in range(min(len(dims), len(axes)), 0, -1)
+        for chosen_dims in combinations(dims, count)
+        for chosen_axes in permutations(axes, count)
+    ]
+    cuts = [cut for cut in cuts if all(blocks.shape[d] % grid[axis] == 0 for d, axis in cut)]
     # a part of one element is the likeliest
-    found.sort(key=lambda pairs: sum(blocks.shape[d] != grid[axis] for d, axis in pairs))
-    return [_cut(blocks, pairs, grid) for pairs in found[:MAX_GUESSES]]
+    cuts.sort(key=lambda cut: sum(blocks.shape[d] != grid[axis] for d, axis in cut))
+    return [_cut(blocks, cut, grid) for cut in cuts[:MAX_GUESSES]]
 
 
-def _cut(blocks: Blocks, pairs: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:
+def _cut(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:
     components = list(blocks.components)
-    for dim, axis in pairs:
+    for dim, axis in cut:
         components[dim] = Component(blocks.shape[dim] // grid[axis], axis, frozenset({axis}), True)
-    return replace(blocks, components=tuple(components), own=dict(pairs))
+    return replace(blocks, components=tuple(components), guess=dict(cut))
 
 
-def own_part(blocks: Blocks, seen: Sequence[int], array: Any) -> OwnPart | None:
-    """Return the part of a step; None if the array is cut as the kernel says."""
-    if not blocks.own:
+def step_part(blocks: Blocks, body_axes: Sequence[int], array: Any) -> StepPart | None:
+    """Return the part of a step; None without a guess."""
+    if not blocks.guess:
         return None
-    seen_dims = {d: d - sum(one < d for one in blocks.squeezed) for d in blocks.own}
-    steps = {seen_dims[d]: list(seen).index(axis) for d, axis in blocks.own.items()}
-    return OwnPart(array, steps, {seen_dims[d]: blocks.components[d].block for d in blocks.own})
+    body_dims = {d: d - sum(squeezed < d for squeezed in blocks.squeezed) for d in blocks.guess}
+    steps = {body_dims[d]: list(body_axes).index(axis) for d, axis in blocks.guess.items()}
+    return StepPart(array, steps, {body_dims[d]: blocks.components[d].block for d in blocks.guess})

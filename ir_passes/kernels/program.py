@@ -1,22 +1,22 @@
 """A Pallas kernel as a plain program: loops over its grid around its body.
 
-The program has the operands and results of the `pallas_call`, and says what the kernel may do on the machine that it
-is for, not what interpret mode does:
+The program has the operands and results of the `pallas_call`. It has the semantics of the kernel's machine, not of
+interpret mode:
 
-* Memory that nobody has written holds anything: scratch, the blocks of results, what a masked load leaves out.
-* An index that picks a block, or a place in one, has to be in bounds; otherwise the kernel reaches foreign memory.
-* Steps of a grid axis run one after the other on a TPU, unless `dimension_semantics` says "parallel": scratch, and a
-  block that stays in its place, carry over. Everywhere else they run side by side. Then scratch is new in each, two
-  steps may not write one block, and of a result that all of them write to nothing that another has written is known.
-* A result that is aliased to an operand is that operand's memory. Triton's kernels work in it, and a TPU's copies where
-  a result stays in the device's memory; elsewhere a block is put together in other memory and written as a whole, what
-  the kernel leaves out too.
-* A grid axis may have a computed length n. Its steps are then run up to the number M of blocks of an array, and a step
-  that is not below n changes nothing. This is what the kernel does if 0 <= n <= M, which has to be shown. A length that
-  differs between lanes makes every memory depend on them.
-* On a TPU the last block along a dimension may reach beyond the array. What it loads there is foreign memory
-  (`memory.padded`), and what it stores there is dropped.
-* A kernel may take an array whole, and each of its steps may work on a part of its own (`own_blocks`).
+* Unwritten memory holds anything: scratch, blocks of results, masked elements of a load.
+* An index of a block, or into a block, has to be in bounds; otherwise the kernel reaches foreign memory.
+* On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
+  stays in place, carry over. Elsewhere steps run in parallel: scratch is new in each step, two steps may not write one
+  block, and writes of other steps to a result are unknown.
+* A result that is aliased to an operand has the operand's memory. Triton's kernels work in it, as do a TPU's copies to
+  a result in device memory. Otherwise a block is assembled in other memory and written as a whole, with its unwritten
+  elements.
+* A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; step n and later steps
+  change nothing. This is correct if 0 <= n <= M, which has to be shown. A length that differs between lanes makes all
+  memory depend on them.
+* On a TPU the last block along a dimension may reach beyond the array: loads there give foreign memory
+  (`memory.padded`), stores are dropped.
+* Each step of a kernel may work on one part of an array that the kernel takes whole (`own_blocks`).
 
 More than 300 lines: the loops are one recursion.
 """
@@ -31,48 +31,48 @@ from jax import lax
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.blocks import Blocks
-from ir_passes.kernels.body import Ref, either, memory_for, memory_of, run_body
+from ir_passes.kernels.body import Ref, memory_for, memory_of, run_body, union
 from ir_passes.kernels.copies import Copies
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
-from ir_passes.kernels.own_blocks import SCRATCH, NotItsOwn, guesses, own_part
+from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, guesses, step_part
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
-    """Return a `pallas_call` as a function of its operands that is made of plain operations.
+    """Return a `pallas_call` as a function of its operands, made of plain operations.
 
     Raises:
-        UnreadableKernel: it does what has no plain form, also when the function is traced; says what, and where.
+        UnreadableKernel: no plain form, here or when the function is traced; names the operation and its line.
     """
     kernel = _Kernel.of(eqn)
     return lambda *operands: _with_guesses(kernel, operands)
 
 
 def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
-    """Run a kernel; an array that it takes whole is cut if each step works on a part of its own.
+    """Run a kernel with the first guess of its blocks that the body confirms.
 
-    Scratch is new in each step unless a step reads what another has left.
+    The first guess for scratch: each step writes before it reads.
     """
     aliased = {operand: result for result, operand in kernel.aliases.items()}
     arrays = [("result", k) for k in range(len(kernel.outputs))]
     arrays += [("operand", k) for k in range(len(kernel.inputs)) if k not in aliased]
-    left: dict[Any, list[Any]] = {one: kernel.guesses(*one) for one in arrays}
-    left[SCRATCH] = [None] if any(one[1] is not None for one in kernel.scratch) else []
+    options: dict[Any, list[Any]] = {array: kernel.guesses(*array) for array in arrays}
+    options[SCRATCH] = [None] if any(dtype is not None for _, dtype in kernel.scratch) else []
     while True:
-        cut = replace(kernel, own_scratch=bool(left[SCRATCH]))
-        for one in arrays:
-            cut = cut.cut(*one, left[one][0]) if left[one] else cut
+        guess = replace(kernel, new_scratch=bool(options[SCRATCH]))
+        for array in arrays:
+            guess = guess.cut(*array, options[array][0]) if options[array] else guess
         try:
-            return cut.run(*operands)
-        except NotItsOwn as error:
-            del left[error.array][0]
+            return guess.run(*operands)
+        except BlockGuessFailed as error:
+            del options[error.array][0]
 
 
 @dataclass
 class _State:
-    """Memory that a step hands on.
+    """Memory that a step passes to the next step.
 
     Attributes:
-        results: arrays, or the parts of them that the steps inside are about; once the block is picked, its memory.
+        results: arrays, or parts for the inner grid axes; `Ref` once the block is known.
         scratch: memory that outlives a step.
     """
 
@@ -86,24 +86,23 @@ class _Kernel:
 
     Attributes:
         jaxpr: its body, of references to prefetched scalars, operands, results and scratch.
-        grid: lengths of its axes.
-        seen: the axes that the body knows of; `jax.vmap` adds others.
-        sequential: for each of them whether its steps run one after the other.
-        in_place: whether it works in the memory of its results, not in blocks that are written as a whole.
-        copies: whether the machine has copies that run beside a program: it is a TPU.
+        grid: lengths of its axes; the maximum for a computed length.
+        body_axes: the axes that the body counts; `jax.vmap` adds others.
+        sequential: for each grid axis whether its steps run in order.
+        in_place: True if it works in the memory of its results, False if blocks are written as a whole.
+        copies: True if the machine has asynchronous copies: a TPU.
         scalars: number of prefetched scalars.
-        inputs, outputs: how the other operands, and the results, are cut.
-        aliases: result -> the one of `inputs` whose memory it takes.
+        inputs, outputs: blocks of the other operands and of the results.
+        aliases: result -> index in `inputs` of the operand with the same memory.
         scratch: shapes and dtypes.
-        own_scratch: whether each step writes what it reads of it.
-        computed: the grid axes whose length is an operand, in the order of these operands, which come first; `grid` has
-            the greatest number of their steps.
+        new_scratch: True if each step writes scratch before it reads it.
+        computed: the grid axes with an operand as length, in the order of these operands, which come first.
         lengths: of the grid axes, once the operands are known.
     """
 
     jaxpr: Any
     grid: tuple[int, ...]
-    seen: tuple[int, ...]
+    body_axes: tuple[int, ...]
     sequential: tuple[bool, ...]
     in_place: bool
     copies: bool
@@ -112,7 +111,7 @@ class _Kernel:
     outputs: tuple[Blocks, ...]
     aliases: dict[int, int]
     scratch: tuple[tuple[tuple[int, ...], Any], ...]
-    own_scratch: bool = False
+    new_scratch: bool = False
     computed: tuple[int, ...] = ()
     lengths: tuple[Any, ...] = ()
 
@@ -127,8 +126,8 @@ class _Kernel:
             raise UnreadableKernel(f"a grid whose size is computed: {mapping.grid}")
         grid = tuple(_most_steps(mapping, k) if k in computed else int(size) for k, size in enumerate(mapping.grid))
         scalars = mapping.num_index_operands
-        seen = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
-        machine = _machine(params["compiler_params"], len(grid), seen)
+        body_axes = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
+        machine = _machine(params["compiler_params"], len(grid), body_axes)
         cut = tuple(Blocks.of(blocks, grid, pads=machine[-1]) for blocks in mapping.block_mappings)
         inputs, outputs = cut[: mapping.num_inputs], cut[mapping.num_inputs :]
         aliases = {}
@@ -139,25 +138,26 @@ class _Kernel:
                 raise UnreadableKernel(f"result {result} takes the memory of operand {operand} with other blocks")
             aliases[result] = operand - scalars
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
-        return cls(params["jaxpr"], grid, seen, *machine, scalars, inputs, outputs, aliases, scratch, computed=computed)
+        arrays = scalars, inputs, outputs, aliases, scratch
+        return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
 
     def guesses(self, kind: str, number: int) -> list[Blocks]:
-        """Return ways to cut one array that its steps can be run with."""
+        """Return guesses for one array that fit the order of the steps."""
         if kind == "operand":
-            return guesses(self.inputs[number], self.grid, self.seen)
-        # blocks that are written as a whole are put together by one step after the other
-        axes = [axis for axis in self.seen if self._in_place(number) or self.sequential[axis]]
-        found = []
-        for one in guesses(self.outputs[number], self.grid, axes):
-            try:
-                self.cut(kind, number, one)._check_order()
-            except UnreadableKernel:
-                continue
-            found.append(one)
-        return found
+            return guesses(self.inputs[number], self.grid, self.body_axes)
+        # blocks that are written as a whole are assembled by one step after the other
+        axes = [axis for axis in self.body_axes if self._in_place(number) or self.sequential[axis]]
+        return [cut for cut in guesses(self.outputs[number], self.grid, axes) if self.cut(kind, number, cut)._fits()]
+
+    def _fits(self) -> bool:
+        try:
+            self._check_order()
+        except UnreadableKernel:
+            return False
+        return True
 
     def cut(self, kind: str, number: int, blocks: Blocks) -> "_Kernel":
-        """Return the kernel with one array cut in another way; what a result takes the memory of, too."""
+        """Return the kernel with other blocks of an array and its alias."""
         inputs, outputs = list(self.inputs), list(self.outputs)
         if kind == "operand":
             inputs[number] = blocks
@@ -170,7 +170,7 @@ class _Kernel:
     def _check_order(self) -> None:
         for k, blocks in enumerate(self.outputs):
             for axis in [axis for axis, size in enumerate(self.grid) if size > 1 and axis not in blocks.axes]:
-                if axis < blocks.opened:
+                if axis < blocks.level:
                     raise UnreadableKernel(f"result {k}: the steps of grid axis {axis} come back to blocks left before")
                 if not self.sequential[axis] and not self._in_place(k):
                     raise UnreadableKernel(
@@ -182,7 +182,7 @@ class _Kernel:
         """Run all steps.
 
         Raises:
-            NotItsOwn: a step works on another part of an array than the one that was guessed.
+            BlockGuessFailed: a step works on another part of an array than guessed.
         """
         self._check_order()
         bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
@@ -194,10 +194,10 @@ class _Kernel:
     def _run(self, scalars: list[Any], operands: Sequence[Any]) -> list[Any]:
         arrays = [padded(array, blocks.shape) for array, blocks in zip(operands, self.inputs, strict=True)]
         results = [
-            arrays[self.aliases[k]] if k in self.aliases else uninitialized(one.shape, one.dtype)
-            for k, one in enumerate(self.outputs)
+            arrays[self.aliases[k]] if k in self.aliases else uninitialized(blocks.shape, blocks.dtype)
+            for k, blocks in enumerate(self.outputs)
         ]
-        # an operand whose memory a result takes is read there
+        # an aliased operand is read in the memory of its result
         inputs = [None if k in self.aliases.values() else array for k, array in enumerate(arrays)]
         results = self._inside(-1, inputs, _State(results, self._fresh()), [], scalars).results
         return [
@@ -206,19 +206,19 @@ class _Kernel:
         ]
 
     def _fresh(self) -> list[Ref]:
-        return [Ref.fresh(*one) for one in self.scratch if one[1] is not None]
+        return [Ref.fresh(shape, dtype) for shape, dtype in self.scratch if dtype is not None]
 
     def _inside(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
-        """Run one step of the grid axes up to `axis`, whose numbers are `ids`: take blocks, go on, put them back."""
+        """Read blocks of one step of the outer axes, run the inner axes, write blocks."""
         parts = [
             array if array is None else _part(blocks, array, self._starts(blocks, axis, ids, scalars))
             for blocks, array in zip(self.inputs, inputs, strict=True)
         ]
         starts = [self._starts(blocks, axis, ids, scalars) for blocks in self.outputs]
-        outer = [_part(blocks, *one) for blocks, *one in zip(self.outputs, state.results, starts, strict=True)]
+        outer = [_part(blocks, *pair) for blocks, *pair in zip(self.outputs, state.results, starts, strict=True)]
         inner = list(outer)
-        picked = [k for k, blocks in enumerate(self.outputs) if blocks.opened == axis]
-        for k in picked:
+        complete = [k for k, blocks in enumerate(self.outputs) if blocks.level == axis]
+        for k in complete:
             part = lax.squeeze(outer[k], self.outputs[k].squeezed)
             if k in self.aliases and not self._in_place(k):
                 parts[self.aliases[k]] = outer[k]
@@ -226,25 +226,25 @@ class _Kernel:
                 inner[k] = Ref(part)
             else:
                 like = part if k in self.aliases else None
-                inner[k] = Ref.fresh(part.shape, part.dtype, known=not self._raced(k), like=like)
+                inner[k] = Ref.fresh(part.shape, part.dtype, private=not self._parallel_writes(k), like=like)
         steps = self._loop if axis + 1 < len(self.grid) else self._body
-        after = steps(axis + 1, parts, _State(inner, state.scratch), ids, scalars)
-        results = list(after.results)
-        for k in picked:
+        inner_state = steps(axis + 1, parts, _State(inner, state.scratch), ids, scalars)
+        results = list(inner_state.results)
+        for k in complete:
             results[k] = lax.expand_dims(results[k].content(), self.outputs[k].squeezed)
-        results = [_put(array, *one) for array, *one in zip(state.results, results, starts, strict=True)]
-        return _State(results, after.scratch)
+        results = [_put(array, *pair) for array, *pair in zip(state.results, results, starts, strict=True)]
+        return _State(results, inner_state.scratch)
 
     def _in_place(self, result: int) -> bool:
-        """Whether steps work in the memory of a result; on a TPU, where no block of it is brought to the core."""
-        return self.in_place or self._far(result)
+        """Whether steps work in the memory of a result."""
+        return self.in_place or self._copies_only(result)
 
-    def _far(self, result: int) -> bool:
-        """Whether a result stays in the device's memory, which only copies reach."""
-        return self.copies and self.outputs[result].far
+    def _copies_only(self, result: int) -> bool:
+        """Whether only copies reach a result: it stays in device memory."""
+        return self.copies and self.outputs[result].in_device_memory
 
-    def _raced(self, result: int) -> bool:
-        """Whether steps that run side by side write to one block."""
+    def _parallel_writes(self, result: int) -> bool:
+        """Whether parallel steps write to one block."""
         axes = self.outputs[result].axes
         return any(n > 1 and k not in axes and not self.sequential[k] for k, n in enumerate(self.grid))
 
@@ -253,152 +253,144 @@ class _Kernel:
         size = self.grid[axis]
 
         def step(index: Any, inputs: list[Any], state: _State) -> _State:
-            after = run(index, inputs, state)
+            last = run(index, inputs, state)
             if axis not in self.computed:
-                return after
+                return last
             runs = lax.lt(jnp.asarray(index, jnp.int32), lax.convert_element_type(self.lengths[axis], jnp.int32))
-            results = [_chosen(runs, *pair) for pair in zip(after.results, state.results, strict=True)]
-            return _State(results, [_chosen(runs, *pair) for pair in zip(after.scratch, state.scratch, strict=True)])
+            results = [_chosen(runs, *pair) for pair in zip(last.results, state.results, strict=True)]
+            return _State(results, [_chosen(runs, *pair) for pair in zip(last.scratch, state.scratch, strict=True)])
 
         def run(index: Any, inputs: list[Any], state: _State) -> _State:
-            if self.sequential[axis] and not self.own_scratch:
+            if self.sequential[axis] and not self.new_scratch:
                 return self._inside(axis, inputs, state, [*ids, index], scalars)
             fresh = _State(state.results, self._fresh())
             return _State(self._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
 
-        cut = {
+        block_sizes = {
             dim: blocks.components[dim].block
             for blocks in (*self.inputs, *self.outputs)
             if (dim := blocks.along(axis)) is not None
         }
-        if size == 1 and not cut:
+        if size == 1 and not block_sizes:
             return step(np.int32(0), inputs, state)
-        # lanes are most often rows: which block of them a step has is known if it is written out
-        if size <= MAX_UNROLLED and (cut.get(0, 1) > 1 or self._hands_on(axis)):
+        # lanes are usually rows: an unrolled step has a known block of them
+        if size <= MAX_UNROLLED and (block_sizes.get(0, 1) > 1 or self._carries_over(axis)):
             return self._unrolled(axis, step, inputs, state)
         return self._scanned(axis, step, inputs, state)
 
-    def _hands_on(self, axis: int) -> bool:
-        """Whether a step finds what the one before has left, which a loop would not tell from what the first finds."""
-        stays = any(axis > blocks.opened for blocks in self.outputs)
+    def _carries_over(self, axis: int) -> bool:
+        """Whether a step reads memory of the step before, unlike the first step."""
+        stays = any(axis > blocks.level for blocks in self.outputs)
         innermost = max((k for k, size in enumerate(self.grid) if size > 1), default=-1) == axis
-        handed = any(one[1] is not None for one in self.scratch) and not self.own_scratch
-        return self.grid[axis] > 1 and self.sequential[axis] and (stays or (handed and innermost))
+        has_scratch = any(dtype is not None for _, dtype in self.scratch) and not self.new_scratch
+        return self.grid[axis] > 1 and self.sequential[axis] and (stays or (has_scratch and innermost))
 
     def _unrolled(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
-        size, made = self.grid[axis], []
-        covered = [blocks.along(axis) for blocks in self.outputs]
+        size, steps = self.grid[axis], []
+        dims = [blocks.along(axis) for blocks in self.outputs]
         for k in range(size):
             parts = [
                 _cut(array, blocks.along(axis), k, size) for array, blocks in zip(inputs, self.inputs, strict=True)
             ]
-            own = [_cut(array, dim, k, size) for array, dim in zip(state.results, covered, strict=True)]
-            after = step(np.int32(k), parts, _State(own, state.scratch))
-            made.append(after.results)
-            kept = [
-                new if dim is None else old for old, new, dim in zip(state.results, after.results, covered, strict=True)
-            ]
-            state = _State(kept, after.scratch)
-        whole = [
-            state.results[k] if dim is None else lax.concatenate([one[k] for one in made], dim)
-            for k, dim in enumerate(covered)
+            blocks = [_cut(array, dim, k, size) for array, dim in zip(state.results, dims, strict=True)]
+            after_step = step(np.int32(k), parts, _State(blocks, state.scratch))
+            steps.append(after_step.results)
+            pairs = zip(state.results, after_step.results, dims, strict=True)
+            state = _State([new if dim is None else old for old, new, dim in pairs], after_step.scratch)
+        results = [
+            state.results[k] if dim is None else lax.concatenate([blocks[k] for blocks in steps], dim)
+            for k, dim in enumerate(dims)
         ]
-        return _State(whole, state.scratch)
+        return _State(results, state.scratch)
 
     def _scanned(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
-        """Run the steps along a grid axis as a scan, with the memory that they hand on."""
+        """Run the steps along a grid axis as a scan that carries the passed memory."""
         size = self.grid[axis]
-        taken = {
-            k: d
+        covered = {
+            k: dim
             for k, blocks in enumerate(self.inputs)
-            if (d := blocks.along(axis)) is not None and inputs[k] is not None
+            if (dim := blocks.along(axis)) is not None and inputs[k] is not None
         }
-        made = {k: d for k, blocks in enumerate(self.outputs) if (d := blocks.along(axis)) is not None}
-        carried = [k for k in range(len(self.outputs)) if k not in made]
+        stacked = {k: dim for k, blocks in enumerate(self.outputs) if (dim := blocks.along(axis)) is not None}
+        carried = [k for k in range(len(self.outputs)) if k not in stacked]
         xs = (
             jnp.arange(size, dtype=jnp.int32),
-            [_split(inputs[k], dim, size) for k, dim in taken.items()],
-            [_split(state.results[k], dim, size) for k, dim in made.items()],
+            [_split(inputs[k], dim, size) for k, dim in covered.items()],
+            [_split(state.results[k], dim, size) for k, dim in stacked.items()],
         )
-        before = [*(state.results[k] for k in carried), *state.scratch]
-        left: list[Any] = []
+        initial = [*(state.results[k] for k in carried), *state.scratch]
+        carries: list[Any] = []
 
         def body(carry: Any, x: Any) -> Any:
             index, parts, blocks = x
-            own, results = list(inputs), list(state.results)
-            for (k, dim), part in zip(taken.items(), parts, strict=True):
-                own[k] = lax.expand_dims(part, [dim]) if part.ndim < len(self.inputs[k].shape) else part
-            for (k, dim), part in zip(made.items(), blocks, strict=True):
+            operands, results = list(inputs), list(state.results)
+            for (k, dim), part in zip(covered.items(), parts, strict=True):
+                operands[k] = lax.expand_dims(part, [dim]) if part.ndim < len(self.inputs[k].shape) else part
+            for (k, dim), part in zip(stacked.items(), blocks, strict=True):
                 results[k] = lax.expand_dims(part, [dim]) if part.ndim < len(self.outputs[k].shape) else part
-            found = [_held(value, like) for value, like in zip(carry, before, strict=True)]
-            for k, one in zip(carried, found, strict=False):
-                results[k] = one
-            after = step(index, own, _State(results, found[len(carried) :]))
-            left.append([*(after.results[k] for k in carried), *after.scratch])
+            memory = [_as_memory(value, like) for value, like in zip(carry, initial, strict=True)]
+            results = _replaced(results, carried, memory)
+            last = step(index, operands, _State(results, memory[len(carried) :]))
+            carries.append([*(last.results[k] for k in carried), *last.scratch])
             ys = [
-                lax.squeeze(after.results[k], [dim]) if self.outputs[k].components[dim].block == 1 else after.results[k]
-                for k, dim in made.items()
+                lax.squeeze(last.results[k], [dim]) if self.outputs[k].components[dim].block == 1 else last.results[k]
+                for k, dim in stacked.items()
             ]
-            return [_value(one) for one in left[-1]], ys
+            return [_value(memory) for memory in carries[-1]], ys
 
-        values, ys = lax.scan(body, [_value(one) for one in before], xs)
+        values, ys = lax.scan(body, [_value(memory) for memory in initial], xs)
         # the first step leaves no fewer places unwritten than all
-        after = [_held(value, like) for value, like in zip(values, left[-1], strict=True)]
-        results = list(state.results)
-        for k, one in zip(carried, after, strict=False):
-            results[k] = one
-        for (k, dim), array in zip(made.items(), ys, strict=True):
+        final = [_as_memory(value, like) for value, like in zip(values, carries[-1], strict=True)]
+        results = _replaced(state.results, carried, final)
+        for (k, dim), array in zip(stacked.items(), ys, strict=True):
             array = jnp.moveaxis(array, 0, dim)
             results[k] = lax.reshape(array, state.results[k].shape) if array.ndim > state.results[k].ndim else array
-        return _State(results, after[len(carried) :])
+        return _State(results, final[len(carried) :])
 
     def _body(self, _: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
         """Run the body of the kernel on the blocks of one step."""
-        # the references are this step's own: others may come after it from the same state
-        outputs = [
-            Ref(one.value, one.holes, one.known, own_part(blocks, self.seen, ("result", k)), far=self._far(k))
-            for k, (blocks, one) in enumerate(zip(self.outputs, state.results, strict=True))
-        ]
-        scratch = [Ref(one.value, one.holes, guessed=self.own_scratch) for one in state.scratch]
-        of_operand = {operand: result for result, operand in self.aliases.items()}
-        refs = [
-            outputs[of_operand[k]]
-            if part is None
-            else Ref(
-                lax.squeeze(part, blocks.squeezed),
-                own=own_part(blocks, self.seen, ("result", of_operand[k]) if k in of_operand else ("operand", k)),
-                operand=True,
-            )
-            for k, (blocks, part) in enumerate(zip(self.inputs, inputs, strict=True))
-        ]
-        numbers, lengths = [ids[axis] for axis in self.seen], [self.lengths[axis] for axis in self.seen]
+        # new references for this step: other steps may start from the same state
+        outputs = []
+        for k, (blocks, ref) in enumerate(zip(self.outputs, state.results, strict=True)):
+            part = step_part(blocks, self.body_axes, ("result", k))
+            outputs.append(Ref(ref.value, ref.holes, ref.private, part, copies_only=self._copies_only(k)))
+        scratch = [Ref(ref.value, ref.holes, assumed_new=self.new_scratch) for ref in state.scratch]
+        results = {operand: result for result, operand in self.aliases.items()}
+        refs = []
+        for k, (blocks, part) in enumerate(zip(self.inputs, inputs, strict=True)):
+            if part is None:
+                refs.append(outputs[results[k]])
+                continue
+            cut = step_part(blocks, self.body_axes, ("result", results[k]) if k in results else ("operand", k))
+            refs.append(Ref(lax.squeeze(part, blocks.squeezed), part=cut, operand=True))
+        numbers, lengths = [ids[axis] for axis in self.body_axes], [self.lengths[axis] for axis in self.body_axes]
         memory = iter(scratch)
-        held = [memory_for(one) if one[1] is None else next(memory) for one in self.scratch]
+        scratch_args = [memory_for(kind) if kind[1] is None else next(memory) for kind in self.scratch]
         copies = Copies() if self.copies else None
-        numbers_given = [Ref(one, operand=True) for one in scalars]
-        run_body(self.jaxpr, [*numbers_given, *refs, *outputs, *held], numbers, lengths, copies)
+        scalar_args = [Ref(scalar, operand=True) for scalar in scalars]
+        run_body(self.jaxpr, [*scalar_args, *refs, *outputs, *scratch_args], numbers, lengths, copies)
         return _State(outputs, scratch)
 
     def _starts(self, blocks: Blocks, axis: int, ids: list[Any], scalars: list[Any]) -> dict[int, Any]:
-        """Return where a block begins along the dimensions that are picked at this grid axis."""
-        dims = blocks.picked(axis)
+        """Return the start of a block along the dimensions that this grid axis picks."""
+        dims = blocks.computed_dims(axis)
         if not dims:
             return {}
-        given = [*ids, *[np.int32(0)] * (len(self.grid) - len(ids))]
-        indices = run_body(blocks.index_map, [*given, *map(Ref, scalars)], given, self.lengths)
+        steps = [*ids, *[np.int32(0)] * (len(self.grid) - len(ids))]
+        indices = run_body(blocks.index_map, [*steps, *map(Ref, scalars)], steps, self.lengths)
         starts = {}
         for dim in dims:
             block, full = blocks.components[dim].block, blocks.shape[dim]
             if full % block:
                 raise UnreadableKernel(f"blocks of {block} along a dimension of {full}, which they do not divide")
-            at = within(indices[dim], full // block)
-            at = lax.convert_element_type(at, jnp.int32)
-            starts[dim] = at if block == 1 else lax.mul(at, np.int32(block))
+            start = within(indices[dim], full // block)
+            start = lax.convert_element_type(start, jnp.int32)
+            starts[dim] = start if block == 1 else lax.mul(start, np.int32(block))
         return starts
 
 
 def _most_steps(mapping: Any, axis: int) -> int:
-    """Return the least number of blocks along a dimension whose block has the number of a step.
+    """Return the least number of blocks along a dimension that the grid axis covers.
 
     Raises:
         UnreadableKernel: no array has such a dimension.
@@ -416,35 +408,42 @@ def _most_steps(mapping: Any, axis: int) -> int:
 
 
 def _chosen(runs: Any, new: Any, old: Any) -> Any:
-    """Return memory or an array after a step that may not run."""
+    """Return memory or an array after a conditional step."""
     if isinstance(old, Ref):
-        return Ref(jnp.where(runs, new.value, old.value), either(new.holes, old.holes), new.known and old.known)
+        return Ref(jnp.where(runs, new.value, old.value), union(new.holes, old.holes), new.private and old.private)
     return jnp.where(runs, new, old)
 
 
-def _machine(params: Any, axes: int, seen: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:
-    """Return what is known of the machine that a kernel is for.
+def _machine(params: Any, axes: int, body_axes: tuple[int, ...]) -> tuple[tuple[bool, ...], bool, bool]:
+    """Return properties of a kernel's machine.
 
     Returns:
-        For each grid axis whether its steps run in turns; whether the kernel works in its results' memory; whether it
-        is a TPU.
+        For each grid axis whether its steps run in order; whether the kernel works in the memory of its results;
+        whether the machine is a TPU.
     """
     kind = f"{type(params).__module__}.{type(params).__qualname__}"
     if "mosaic_gpu" in kind or "mosaic" not in kind:
         return (False,) * axes, "triton" in kind, False
-    semantics = getattr(params, "dimension_semantics", None) or ("arbitrary",) * len(seen)
-    in_turns = {axis for axis, one in zip(seen, semantics, strict=True) if "parallel" not in str(one).lower()}
-    # the semantics are of the axes that the kernel was written with; steps of those that jax.vmap adds are parallel
-    return tuple(axis in in_turns for axis in range(axes)), False, True
+    semantics = getattr(params, "dimension_semantics", None) or ("arbitrary",) * len(body_axes)
+    pairs = zip(body_axes, semantics, strict=True)
+    in_order = {axis for axis, semantic in pairs if "parallel" not in str(semantic).lower()}
+    # steps along axes that jax.vmap adds are parallel
+    return tuple(axis in in_order for axis in range(axes)), False, True
 
 
-def _value(one: Any) -> Any:
-    return one.value if isinstance(one, Ref) else one
+def _value(memory: Any) -> Any:
+    return memory.value if isinstance(memory, Ref) else memory
 
 
-def _held(value: Any, like: Any) -> Any:
-    """A value as memory where another one is."""
-    return Ref(value, like.holes, like.known) if isinstance(like, Ref) else value
+def _as_memory(value: Any, like: Any) -> Any:
+    """Return a value as memory if `like` is memory."""
+    return Ref(value, like.holes, like.private) if isinstance(like, Ref) else value
+
+
+def _replaced(arrays: Sequence[Any], indices: Sequence[int], new: Sequence[Any]) -> list[Any]:
+    """Return the arrays with new ones at some indices."""
+    new_at = dict(zip(indices, new, strict=False))
+    return [new_at.get(k, array) for k, array in enumerate(arrays)]
 
 
 def _part(blocks: Blocks, array: Any, starts: dict[int, Any]) -> Any:
@@ -465,7 +464,7 @@ def _all_starts(array: Any, starts: dict[int, Any]) -> list[Any]:
 
 
 def _cut(array: Any, dim: int | None, k: int, size: int) -> Any:
-    """Block `k` of `size` along a dimension."""
+    """Return block `k` of `size` blocks along a dimension."""
     if array is None or dim is None:
         return array
     block = array.shape[dim] // size
@@ -473,7 +472,7 @@ def _cut(array: Any, dim: int | None, k: int, size: int) -> Any:
 
 
 def _split(array: Any, dim: int, size: int) -> Any:
-    """The blocks along a dimension, by a new axis 0; a block of one has none any more there."""
+    """Return blocks along a dimension on a new axis 0, squeezed if of one element."""
     block = array.shape[dim] // size
     if block > 1:
         array = lax.reshape(array, (*array.shape[:dim], size, block, *array.shape[dim + 1 :]))

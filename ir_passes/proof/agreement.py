@@ -1,8 +1,8 @@
-"""The check inside a step that devices which ought to have the same operands do.
+"""`devices_agree`: a check inside a step that devices have equal operands.
 
-A `shard_map` takes a replicated argument to be the same on all devices; no type and no compiler compares, and nothing
-else notices a host that gave one device another. A step that compares it itself can leave every row alone where the
-devices differ, and report it.
+`shard_map` assumes that a replicated argument is equal on all devices. No type and no compiler compares them, so a host
+that gives one device another value goes unnoticed. A step with this check can leave every row alone where devices
+differ, and report it.
 """
 
 import functools
@@ -20,22 +20,22 @@ _REASON = "whether devices were given the same operands; where they were not, no
 
 
 def devices_agree(operands: Any) -> Array:
-    """Whether devices that ought to have the same operands have them, bit for bit.
+    """Compare, bit for bit, the operands that devices ought to share.
 
-    To be called inside `jax.shard_map(.., check_vma=True)`: an operand ought to be the same along each axis of the mesh
-    that its type does not name. One collective for all operands that are split alike. A step that uses it is proved to
-    change no row where it is false: `lengths = jnp.where(agree, lengths, 0)`, or `slots = jnp.where(agree, slots,
-    rows)` with `mode="drop"`.
+    Call it inside `jax.shard_map(.., check_vma=True)`: an operand ought to be equal along each mesh axis that its type
+    does not name. It takes one collective for all operands that are split alike. A step that uses it is proved to
+    change no row where the result is false: `lengths = jnp.where(agree, lengths, 0)`, or `slots = jnp.where(agree,
+    slots, rows)` with `mode="drop"`.
 
     Args:
-        operands: a pytree of arrays of 32 bits to an element, as slot maps, lengths and positions are.
+        operands: a pytree of arrays with 32-bit elements, such as slot maps, lengths and positions.
 
     Returns:
-        bool [], the same on all devices of the mesh, so that none of them writes where two disagree. Return it as a
-        `Shared` output, for the host to raise an error. Where no two devices have the same operand, it is true.
+        bool [], equal on all devices of the mesh, so no device writes where two disagree. Return it as a `Shared`
+        output, for the host to raise an error. True if no operand is shared between devices.
 
     Raises:
-        TypeError: an array of other than 32 bits to an element.
+        TypeError: an array with elements of another width.
     """
     mesh = jax.sharding.get_abstract_mesh()
     several = [axis for axis in mesh.manual_axes if mesh.shape[axis] > 1]
@@ -49,20 +49,20 @@ def devices_agree(operands: Any) -> Array:
     words.pop((), None)
     if not words:
         return jnp.array(True)
-    differ = functools.reduce(jnp.maximum, [_differ(jnp.concatenate(found), over) for over, found in words.items()])
-    elsewhere = tuple(axis for axis in several if axis in varying_axes(jax.typeof(differ)))
-    if elsewhere:
-        differ = lax.pmax(differ, elsewhere)
+    differ = functools.reduce(jnp.maximum, [_differ(jnp.concatenate(parts), axes) for axes, parts in words.items()])
+    axes = tuple(axis for axis in several if axis in varying_axes(jax.typeof(differ)))
+    if axes:
+        differ = lax.pmax(differ, axes)
     return declassify(differ == 0, _REASON)
 
 
 def _differ(word: Array, over: tuple[str, ...]) -> Array:
-    """1 where numbers differ along some axes of the mesh, else 0."""
-    # ~x reverses the order, so that one collective finds the greatest and the least
-    most, least = jnp.split(lax.pmax(jnp.concatenate([word, ~word]), over), 2)
-    return jnp.any(most != ~least).astype(jnp.int32)
+    """Return 1 if numbers differ along some axes of the mesh, else 0."""
+    # ~x reverses the order, so one collective finds the maximum and the minimum
+    maximum, minimum = jnp.split(lax.pmax(jnp.concatenate([word, ~word]), over), 2)
+    return jnp.any(maximum != ~minimum).astype(jnp.int32)
 
 
 def compares_devices(eqn: ir.JaxprEqn) -> bool:
-    """Whether an equation makes the result of `devices_agree`."""
+    """Whether the result of an equation is the result of `devices_agree`."""
     return eqn.primitive.name == "name" and eqn.params["name"] == CROSSING + _REASON

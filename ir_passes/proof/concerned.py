@@ -1,4 +1,4 @@
-"""The lanes and pools that a fault concerns: by number and by path, as the contract has them."""
+"""The lanes and pools of a violation, by number and by path."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,11 +7,11 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
-    """Return the lanes and pools that some arrays hold, each once: lanes first, as "lanes 0 to 3", then paths of pools.
+    """Return the lanes of arrays, as "lanes 0 to 3", and the paths of their pools.
 
     Args:
         bound: the contract.
-        parts: owner and shape of each array; nothing comes of those that are shared.
+        parts: owner and shape of each array; shared arrays add nothing.
     """
     numbers: dict[tuple[str | Symbol, ...], set[int]] = {}
     picked: dict[str, None] = {}
@@ -32,12 +32,12 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
                 pools[bound.inputs[leaf].path] = None
             case Mixed(cause):
                 picked.update(dict.fromkeys(cause.concerned))
-    lanes = [_lanes(sorted(some)) + _devices(split) for split, some in numbers.items() if some]
+    lanes = [_lanes(sorted(group)) + _devices(split) for split, group in numbers.items() if group]
     return tuple(dict.fromkeys([*lanes, *picked, *pools]))
 
 
 def _lanes(numbers: list[int]) -> str:
-    """Sorted numbers as "lane 2", "lanes 0 to 3" or "lanes 0, 2 and 5 to 7"."""
+    """Format sorted numbers, as "lane 2" or "lanes 0, 2 and 5 to 7"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -13,7 +13,7 @@ TRUE, FALSE, EITHER = (1, 1), (0, 0), (0, 1)
 
 
 def dtype_range(aval: Any) -> Range | None:
-    """Return the least and greatest value of an integer or boolean dtype; None for every other dtype."""
+    """Return the limits of an integer or boolean dtype; None for another dtype."""
     return _range_of(getattr(aval, "dtype", None))
 
 
@@ -25,17 +25,17 @@ def _range_of(dtype: Any) -> Range | None:
 
 
 def fits(aval: Any, *numbers: int) -> bool:
-    """Whether an integer or boolean dtype can hold some numbers."""
+    """Whether numbers are within the limits of an integer or boolean dtype."""
     limits = dtype_range(aval)
     return limits is not None and all(limits[0] <= number <= limits[1] for number in numbers)
 
 
 def interval(name: str, operands: list[Range | None], result: Any, inputs: list[Any]) -> Range | None:
-    """Return bounds of an elementwise result by interval arithmetic; None where only its dtype is known.
+    """Return bounds of an elementwise result by interval arithmetic; None without a narrower bound.
 
     Args:
         name: of the primitive.
-        operands: bounds of the operands, None for what is not an integer.
+        operands: bounds of the operands, None for unknown bounds.
         result: aval of the result.
         inputs: avals of the operands.
     """
@@ -43,27 +43,23 @@ def interval(name: str, operands: list[Range | None], result: Any, inputs: list[
     limits = dtype_range(result)
     if rule is None or limits is None or (name == "not" and result.dtype != np.bool_):
         return None
-    known = [bounds or dtype_range(aval) for bounds, aval in zip(operands, inputs, strict=True)]
-    if any(bounds is None for bounds in known):
-        return None
-    found = rule(*known)
-    if found is None or found[0] < limits[0] or found[1] > limits[1]:
-        return None
-    return found
+    bounds = [bounds or dtype_range(aval) for bounds, aval in zip(operands, inputs, strict=True)]
+    span = None if None in bounds else rule(*bounds)
+    return None if span is None or span[0] < limits[0] or span[1] > limits[1] else span
 
 
-def hull(*some: Range | None) -> Range | None:
-    """Return the join of intervals: bounds of a value that is in one of them; None where one is not known."""
-    known = [one for one in some if one is not None]
-    if not known or len(known) < len(some):
+def hull(*intervals: Range | None) -> Range | None:
+    """Return the smallest interval around some intervals; None if one is unknown."""
+    if not intervals or None in intervals:
         return None
-    return min(one[0] for one in known), max(one[1] for one in known)
+    lows, highs = zip(*filter(None, intervals), strict=True)
+    return min(lows), max(highs)
 
 
 def _corners(combine: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:
     def rule(a: Range, b: Range) -> Range:
-        found = [combine(x, y) for x in a for y in b]
-        return min(found), max(found)
+        corners = [combine(x, y) for x in a for y in b]
+        return min(corners), max(corners)
 
     return rule
 
@@ -102,7 +98,7 @@ def _apart(a: Range, b: Range) -> bool:
 
 def _and(a: Range, b: Range) -> Range | None:
     if a[0] < 0 or b[0] < 0:
-        # the bits of a number that is not negative limit those of the result
+        # a non-negative operand limits the bits of the result
         masks = [bounds[1] for bounds in (a, b) if bounds[0] >= 0]
         return (0, min(masks)) if masks else None
     if a[1] <= 1 and b[1] <= 1:

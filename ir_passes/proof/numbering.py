@@ -1,10 +1,10 @@
-"""Value numbers: equal numbers mean equal elements, and an expression that occurs again gets the number it has."""
+"""Value numbers: equal numbers mean equal elements, and equal expressions get equal numbers."""
 
 from collections.abc import Hashable
 
 
 class Number(int):
-    """A value number. Its type tells it from the sizes and places beside it, for whoever gives numbers other names."""
+    """A value number; a type, so that renaming tells numbers from sizes and indices."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ class Leaf(int):
 
 
 NONE = Number(0)
-"""The number of a value that has none yet."""
+"""The value has no number yet."""
 
 
 class Numbering:

@@ -1,4 +1,4 @@
-"""Checks of a step's results: outputs, and pool rows under an assumption, that are not shown to hold what they must."""
+"""Checks of a step's results against the contract, after a walk."""
 
 from dataclasses import replace
 
@@ -8,109 +8,97 @@ from ir_passes.proof.concerned import concerned
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, describe
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Kept, Range, Value
-from ir_passes.proof.violations import Place, Violation, ViolationKind
+from ir_passes.proof.values import Range, UnchangedRows, Value
+from ir_passes.proof.violations import Place, Violation, ViolationKind, violation_at
 
+Fault = tuple[ViolationKind, str, str]
+"""Kind, message without the path of the output, and remedy."""
 IDLE_LANES = {
     "length": "a lane of length 0",
     "active": "a lane that is not active",
     "active_count": "a lane behind the active ones",
 }
-"""Role of an input that says which lanes are idle -> a lane that is."""
+"""Role of an input that makes lanes idle -> an idle lane, in words."""
 _BUSY = {"length": "length > 0", "active": "active", "active_count": "arange(lanes) < active_count"}
-"""Role of such an input -> the condition for lanes that are not idle, with the role for the array."""
+"""Role of such an input -> the condition for active lanes; the array is named by its role."""
 _DECLASSIFY = "; if all lanes may see this value, return declassify(value, reason)"
 
 
 def outputs(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], pools: bool = False) -> list[Violation]:
-    """Find outputs that hold something else than the contract says.
+    """Find outputs with another owner than their contract entry.
 
     Args:
         prover: after its walk.
         flat: the program.
         results: of the walk.
-        pools: look at pools only.
+        pools: check pools only.
     """
-    donors = {after: before for before, after in prover.bound.successors.items()}
-    entries = [output.entry for output in prover.bound.outputs]
+    donors = {successor: leaf for leaf, successor in prover.bound.successors.items()}
     leaks = [
         value.owner.cause
-        for entry, value in zip(entries, results, strict=True)
-        if isinstance(value.owner, Mixed) and not isinstance(entry, Shared | Unspecified)
+        for output, value in zip(prover.bound.outputs, results, strict=True)
+        if isinstance(value.owner, Mixed) and not isinstance(output.entry, Shared | Unspecified)
     ]
-    found = []
-    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
-        if pools and not isinstance(one.entry, Pool):
+    violations = []
+    for k, (output, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if pools and not isinstance(output.entry, Pool):
             continue
         if isinstance(value.owner, Mixed):
             cause = value.owner.cause
-            if cause.source == "unknown":  # an argument, which came here without an operation that is at fault
-                at = _at_output(
-                    prover, flat, k, cause.kind, f"{one.path}: {cause.message}", cause.remedy, cause.concerned
-                )
-                cause = replace(at, fault=cause.message)
+            if cause.source == "unknown":  # an argument that reaches the output without an operation at fault
+                message = f"{output.path}: {cause.message}"
+                violation = _at_output(prover, flat, k, cause.kind, message, cause.remedy, cause.concerned)
+                cause = replace(violation, fault=cause.message)
             elif cause.kind is ViolationKind.CROSS_LANE and not any(cause is leak for leak in leaks):
                 cause = replace(cause, remedy=cause.remedy + _DECLASSIFY)
-            found.append(cause)
+            violations.append(cause)
             continue
-        fault = _output_fault(prover, one, value, donors.get(k))
+        fault = _output_fault(prover, output, value, donors.get(k))
         if fault is not None:
             kind, message, remedy = fault
-            about = concerned(prover.bound, [(value.owner, one.shape)])
+            about = concerned(prover.bound, [(value.owner, output.shape)])
             if k in donors:
                 about = tuple(dict.fromkeys((*about, prover.bound.inputs[donors[k]].path)))
-            found.append(_at_output(prover, flat, k, kind, f"{one.path} {message}", remedy, about))
-    return found
+            violations.append(_at_output(prover, flat, k, kind, f"{output.path} {message}", remedy, about))
+    return violations
 
 
 def _at_output(
-    prover: Prover,
-    flat: ir.ClosedJaxpr,
-    k: int,
-    kind: ViolationKind,
-    message: str,
-    remedy: str,
-    about: tuple[str, ...],
+    prover: Prover, flat: ir.ClosedJaxpr, k: int, kind: ViolationKind, message: str, remedy: str, about: tuple[str, ...]
 ) -> Violation:
-    var, known = flat.jaxpr.outvars[k], prover.known[flat.jaxpr]
-    index = ir.maker_of(flat.jaxpr, var)
-    place = Place(flat.jaxpr, index, known)
-    if index == len(flat.jaxpr.eqns):
-        return Violation(kind, "", "unknown", message, remedy, about, place)
-    eqn = flat.jaxpr.eqns[index]
-    source, *callers = ir.frames_of(eqn) or ("unknown",)
-    return Violation(kind, eqn.primitive.name, source, message, remedy, about, place, tuple(callers))
+    """Return a violation at the equation that makes output `k`."""
+    place = Place(flat.jaxpr, ir.maker_of(flat.jaxpr, flat.jaxpr.outvars[k]), prover.values[flat.jaxpr])
+    return violation_at(place, kind, message, remedy, about)
 
 
-def _output_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
-    """Return kind, message and remedy if a result's owner is not the one of its contract entry; else None."""
+def _output_fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Fault | None:
+    """Return the fault of an output's owner; None if the owner fits the contract entry."""
     owner, lanes = value.owner, prover.bound.lanes
-    match one.entry:
+    kind, content = ViolationKind.CROSS_LANE, f"but holds {describe(owner)}"
+    match output.entry:
         case Unspecified():
             if not isinstance(owner, Common):
                 remedy = "give it an entry, or leave it out only where it is the same for every lane"
-                return ViolationKind.CROSS_LANE, f"is left out of the contract, but holds {describe(owner)}", remedy
+                return kind, f"is left out of the contract, {content}", remedy
         case Shared():
             if not isinstance(owner, Common):
-                kind = ViolationKind.CROSS_LANE
-                return kind, f"is declared Shared, but holds {describe(owner)}", "declare it Lane"
+                return kind, f"is declared Shared, {content}", "declare it Lane"
         case Lane(axis):
-            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
-                remedy = f"put the lanes in order along axis {axis}"
-                return ViolationKind.CROSS_LANE, f"is declared Lane(axis={axis}), but holds {describe(owner)}", remedy
+            if not _fits_lanes(owner, axis, output.shape[axis], lanes):
+                return kind, f"is declared Lane(axis={axis}), {content}", f"put the lanes in order along axis {axis}"
         case Packed(axis, _, layout):
-            mine = LaneRows(axis, packed=layout) if one.shape[axis] > 1 else OneLane(0, packed=layout)
-            if not isinstance(owner, Common) and owner != mine:
+            expected = LaneRows(axis, packed=layout) if output.shape[axis] > 1 else OneLane(0, packed=layout)
+            if not isinstance(owner, Common) and owner != expected:
                 remedy = f"put what belongs to token t at index t of axis {axis}"
-                return ViolationKind.CROSS_LANE, f"is declared Packed(axis={axis}), but holds {describe(owner)}", remedy
+                return kind, f"is declared Packed(axis={axis}), {content}", remedy
         case Pool(group, axis) if group not in prover.mapped:
-            if not _fits_lanes(owner, axis, one.shape[axis], lanes):
+            if not _fits_lanes(owner, axis, output.shape[axis], lanes):
                 remedy = f"put row i of the pool's successor at index i of axis {axis}"
-                return ViolationKind.WRONG_ROW, f"has one row per lane, but holds {describe(owner)}", remedy
+                return ViolationKind.WRONG_ROW, f"has one row per lane, {content}", remedy
             if value.version in prover.versions.consumed:
                 return ViolationKind.STALE, "is a version that was written to later", "return the last version"
         case Pool():
-            return _pool_fault(prover, one, value, donor)
+            return _pool_fault(prover, output, value, donor)
     return None
 
 
@@ -122,15 +110,15 @@ def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
     return owner == LaneRows(axis) and length == lanes
 
 
-def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> tuple[ViolationKind, str, str] | None:
+def _pool_fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Fault | None:
     owner = value.owner
-    assert isinstance(one.entry, Pool)
-    if not isinstance(owner, PoolRows) or owner.axis != one.entry.axis or owner.view or owner.inner != 1:
+    assert isinstance(output.entry, Pool)
+    if not isinstance(owner, PoolRows) or owner.axis != output.entry.axis or owner.view or owner.inner != 1:
         remedy = "return the pool with rows written by the slot map"
         return ViolationKind.FRAME, f"is no version of its pool, but {describe(owner)}", remedy
     if owner.leaf != donor:
-        there = prover.bound.inputs[owner.leaf].path
-        return ViolationKind.WRONG_ROW, f"is a version of {there}, not of its own pool", "return pools in their order"
+        path = prover.bound.inputs[owner.leaf].path
+        return ViolationKind.WRONG_ROW, f"is a version of {path}, not of its own pool", "return pools in their order"
     if owner.unframed is not None:
         why = f"may differ in rows that no lane owns: {owner.unframed.message} at {owner.unframed.source}"
         return ViolationKind.FRAME, why, owner.unframed.remedy
@@ -139,36 +127,37 @@ def _pool_fault(prover: Prover, one: Bound, value: Value, donor: int | None) -> 
     return None
 
 
-def changed_rows(prover: Prover, flat: ir.ClosedJaxpr, running: list[Value], still: list[Value]) -> list[Violation]:
-    """Find pools whose rows are not shown to come out as they went in.
+def changed_rows(
+    prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], restricted: list[Value]
+) -> list[Violation]:
+    """Find pools with rows that are not shown to stay unchanged.
 
     Args:
-        prover: of a second walk, under the assumption that a lane is idle, or that devices disagree.
+        prover: of a second walk, which assumes that a lane is idle, or that devices disagree.
         flat: the program.
-        running, still: the results of the first walk and of the second.
+        results, restricted: of the first and of the second walk.
     """
-    found = []
-    for before, after in prover.bound.successors.items():
-        value = still[after]
-        if isinstance(running[after].owner, Mixed) or value.kept == Kept(Leaf(before)):
+    violations = []
+    for leaf, successor in prover.bound.successors.items():
+        if isinstance(results[successor].owner, Mixed) or restricted[successor].intact == UnchangedRows(Leaf(leaf)):
             continue
-        path = prover.bound.inputs[before].path
+        pool = prover.bound.inputs[leaf]
         if prover.disagreeing is not None:
             kind = ViolationKind.AGREEMENT
-            message = f"{path}: rows are not shown to stay as they are where devices disagree"
+            message = f"{pool.path}: rows are not shown to stay as they are where devices disagree"
             remedy = "where(devices_agree(..), length, 0) for the lengths, or a row past the end for the slots"
         else:
-            kind, entry = ViolationKind.IDLE, prover.bound.inputs[before].entry
-            mapped = isinstance(entry, Pool) and entry.group in prover.mapped
+            kind = ViolationKind.IDLE
+            mapped = isinstance(pool.entry, Pool) and pool.entry.group in prover.mapped
             idle = f"{IDLE_LANES[prover.idle]} ({_idle_input(prover.bound, prover.idle)})"
-            message = f"{path}: the row of {idle} is not shown to stay as it is"
+            message = f"{pool.path}: the row of {idle} is not shown to stay as it is"
             old = "pool[slots]" if mapped else "the pool as it came in"
             remedy = (
                 f"end with where({_BUSY[prover.idle]}, new, old), old being {old}, or write past the end with "
                 "mode='drop'"
             )
-        found.append(_at_output(prover, flat, after, kind, message, remedy, (path,)))
-    return found
+        violations.append(_at_output(prover, flat, successor, kind, message, remedy, (pool.path,)))
+    return violations
 
 
 def _idle_input(bound: BoundContract, role: str) -> str:
@@ -178,13 +167,13 @@ def _idle_input(bound: BoundContract, role: str) -> str:
 
 
 def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> list[Violation]:
-    """Refuse a comparison of devices' operands that runs more than once: the walk cannot let one run alone fail."""
-    if sum(one is comparison for one in prover.comparisons) == 1:
+    """Refuse a comparison that runs more than once: a walk lets all its runs fail."""
+    if sum(eqn is comparison for eqn in prover.comparisons) == 1:
         return []
     message = "devices are compared in a loop, or in a function that is called more than once"
     remedy = "call devices_agree once for all operands, outside of loops"
-    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.known[flat.jaxpr])
-    about = tuple(prover.bound.inputs[before].path for before in prover.bound.successors)
+    place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.values[flat.jaxpr])
+    about = tuple(prover.bound.inputs[leaf].path for leaf in prover.bound.successors)
     kind = ViolationKind.AGREEMENT
     return [Violation(kind, comparison.primitive.name, ir.source_of(comparison), message, remedy, about, place)]
 
@@ -192,19 +181,16 @@ def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> l
 def accepted(
     prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
 ) -> list[Violation]:
-    """Find counts of accepted tokens that are not shown to lie within bounds."""
-    found = []
-    for k, (one, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
-        if not isinstance(one.entry, Lane) or one.entry.role != "accepted" or isinstance(value.owner, Mixed):
+    """Find counts of accepted tokens that are not shown to be within bounds."""
+    present = {getattr(array.entry, "role", None) for array in prover.bound.inputs}
+    roles = [prover.idle] if prover.idle else [role for role in _BUSY if role in present]
+    guards = [f"end with where({_BUSY[role]}, accepted, 0)" for role in roles]
+    remedy = ", and ".join([*guards, "clip accepted to 0 and the number of tokens"])
+    violations = []
+    for k, (output, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
+        if not isinstance(output.entry, Lane) or output.entry.role != "accepted" or isinstance(value.owner, Mixed):
             continue
         if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
-            roles = [
-                role for role in _BUSY if any(getattr(one.entry, "role", None) == role for one in prover.bound.inputs)
-            ]
-            guards = [
-                f"end with where({_BUSY[role]}, accepted, 0)" for role in ([prover.idle] if prover.idle else roles)
-            ]
-            remedy = ", and ".join([*guards, "clip accepted to 0 and the number of tokens"])
-            message, about = f"{one.path} {why_not}", concerned(prover.bound, [(value.owner, one.shape)])
-            found.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, message, remedy, about))
-    return found
+            message, about = f"{output.path} {why_not}", concerned(prover.bound, [(value.owner, output.shape)])
+            violations.append(_at_output(prover, flat, k, ViolationKind.ACCEPTED, message, remedy, about))
+    return violations

@@ -1,6 +1,6 @@
 """The lattice of owners: the lanes that the elements of an array may depend on.
 
-Shared (`Common`) is the bottom and `Mixed` the top; `Site.join` is the join."""
+`Common` (shared) is the bottom and `Mixed` (several lanes) the top; `Site.join` is the join."""
 
 from dataclasses import dataclass, replace
 
@@ -17,11 +17,11 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """The lane that a shared run-time index picks: the same wherever the same index is used.
+    """The lane at a shared run-time index.
 
     Attributes:
         number: value number of the index.
-        size: length of the axis that is indexed.
+        size: length of the indexed axis.
     """
 
     number: Number
@@ -36,14 +36,14 @@ class OneLane:
         lane: its number, or the symbol of a shared run-time index.
         split: mesh axes over which lanes are split, or the tile of a loop iteration; `lane` then counts the lanes of
             one device or tile.
-        held: mesh axes along which one device has the elements, and every other one zeros in their place.
-        packed: layout of packed tokens; `lane` is then the number of a token, and stands for the lane of that token.
-            Elements of a token behind the last one, padding, may depend on anything. "" for lanes.
+        unreduced: mesh axes along which one device has the elements, and all others zeros: a sum is still to come.
+        packed: layout of packed tokens, "" for lanes. `lane` is then a token and stands for the token's lane; elements
+            of padding, the tokens after the last lane, may depend on anything.
     """
 
     lane: int | Symbol
     split: "tuple[str | Symbol, ...]" = ()
-    held: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()
     packed: str = ""
 
 
@@ -52,8 +52,8 @@ class Order:
     """A permutation of the rows of an axis, or its inverse.
 
     Attributes:
-        number: value number of the sort that made it.
-        inverse: whether the inverse is meant.
+        number: value number of the sort.
+        inverse: True for the inverse.
     """
 
     number: Number
@@ -62,13 +62,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class LaneRows:
-    """Elements at index r of `axis` depend on lane `start + order(r) // inner`, and on shared inputs.
+    """Row r of `axis` depends on lane `start + order(r) // inner`.
 
     Attributes:
         inner: rows per lane.
         start: the lane of row 0.
-        order: a permutation of the rows, None for the identity.
-        split, held, packed: as of `OneLane`; where `packed`, tokens take the place of lanes.
+        order: a permutation of the rows; None for the identity.
+        split, unreduced, packed: as in `OneLane`; with `packed`, rows are tokens.
     """
 
     axis: int
@@ -76,22 +76,22 @@ class LaneRows:
     start: int = 0
     order: Order | None = None
     split: "tuple[str | Symbol, ...]" = ()
-    held: tuple[str, ...] = ()
+    unreduced: tuple[str, ...] = ()
     packed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRows:
-    """A version of a pool, or a view of it: row s of `axis` belongs to whoever owns slot s.
+    """A pool or a view: row s of `axis` belongs to the owner of slot s.
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.
         group: its group.
-        view: the path by which the array was taken from the pool's.
-        writers: the slot maps, by index among the inputs, by which rows of it have been written.
-        unframed: the operation that may have changed rows outside the slot map, None if there is none.
+        view: path of operations from the pool to this array.
+        writers: indices of the slot maps of earlier writes.
+        unframed: the operation that may have changed rows outside the slot map; None without one.
         split: mesh axes over which rows are split, in order; `axis` then counts the rows of one device.
-        inner: indices of `axis` to one row; what a reshape has merged into the row axis.
+        inner: indices of `axis` per row, after a reshape.
     """
 
     leaf: Leaf
@@ -120,7 +120,7 @@ COMMON = Common()
 
 
 def describe(owner: Owner) -> str:
-    """Describe an owner in words."""
+    """Return an owner in words."""
     match owner:
         case Common():
             return "shared"
@@ -131,8 +131,8 @@ def describe(owner: Owner) -> str:
             noun = _noun(owner.packed)
             rows = f"{noun}s" if inner == 1 else f"{noun}s x {inner}"
             origin = f" from {noun} {start}" if start else ""
-            placed = "" if order is None else ", permuted"
-            return f"{rows} along axis {axis}{origin}{placed}"
+            suffix = "" if order is None else ", permuted"
+            return f"{rows} along axis {axis}{origin}{suffix}"
         case PoolRows(_, group, axis):
             return f"pool {group!r}, rows along axis {axis}"
         case Mixed(cause):
@@ -147,10 +147,10 @@ _ALONG_AN_AXIS = (LaneRows, PoolRows)
 
 
 def axis_of(owner: Owner) -> int | None:
-    """Return the axis along which an owner changes, None where it is the same everywhere."""
+    """Return the axis of rows; None for an owner without rows."""
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
 def moved(owner: Owner, axis: int) -> Owner:
-    """Return the same owner along another axis."""
+    """Return an owner with its rows along another axis."""
     return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner

@@ -1,9 +1,9 @@
-"""Uses of `searchsorted` and `repeat` on `cu_seqlens`, which the proof knows as a whole.
+"""Uses of `searchsorted` and `repeat` on `cu_seqlens`, recognised as a whole.
 
-Other ways to compute the lane of each token follow from the rules of their operations
-(`ir_passes.proof.rules.addressing.token_layout`). These two are loops or sums whose parts have no fact, so they are
-interpreted before the program. Equal value numbers mean equal elements: a value of the program with the number of a
-result here is that array. Tests compare each with its definition, for all layouts of a few tokens.
+Other computations of the lane of each token follow from the rules (`ir_passes.proof.rules.addressing.token_layout`).
+These two are loops or sums of parts without a fact, so they are interpreted before the program. Equal value numbers
+mean equal elements: a value of the program with the number of a result here is the same array. Tests compare each with
+its definition, for all layouts of a few tokens.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,14 +18,14 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing.token_layout import lane_of_token
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Fact, Marks, Offsets, Range, Value
+from ir_passes.proof.values import Fact, OffsetCounts, Offsets, Range, Value
 
 Ways = Callable[[Array, int], Iterator[Array]]
-"""(cu_seqlens, tokens of the packed axis) -> the array, once for each way to compute it."""
+"""(cu_seqlens, tokens of the packed axis) -> the array, once for each program that computes it."""
 
 
 def searched(entries: Callable[[Array], Array]) -> Ways:
-    """Return the ways to count the entries of a part of cu_seqlens that are at most t, for each token t."""
+    """Return programs that count the entries <= t of a part of cu_seqlens."""
 
     def ways(cu: Array, tokens: int) -> Iterator[Array]:
         for index in (jnp.arange(tokens), jnp.arange(tokens, dtype=jnp.int32)):
@@ -39,16 +39,16 @@ def searched(entries: Callable[[Array], Array]) -> Ways:
 
 
 def starts(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the first token of each lane, as `jnp.repeat` computes it from the lengths."""
+    """Yield the first token of each lane, as `jnp.repeat` computes it."""
     for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
         yield jnp.cumsum(jnp.roll(lengths, shift=1).at[0].set(0))
 
 
 def starts_and_end(cu: Array, tokens: int) -> Iterator[Array]:
-    """Yield the first token of each lane and of padding, as `jnp.repeat` computes it from the lengths of both."""
+    """Yield the first token of each lane and of padding, as `jnp.repeat` computes it."""
     for lengths in (jnp.diff(cu), cu[1:] - cu[:-1]):
-        for behind in (tokens - cu[-1], tokens - cu[len(cu) - 1]):
-            yield jnp.cumsum(jnp.roll(jnp.append(lengths, behind), shift=1).at[0].set(0))
+        for padding in (tokens - cu[-1], tokens - cu[len(cu) - 1]):
+            yield jnp.cumsum(jnp.roll(jnp.append(lengths, padding), shift=1).at[0].set(0))
 
 
 PARTS: dict[tuple[int, int], Callable[[Array], Array]] = {
@@ -57,23 +57,21 @@ PARTS: dict[tuple[int, int], Callable[[Array], Array]] = {
     (0, 1): lambda cu: cu[:-1],
     (1, 1): lambda cu: cu[1:-1],
 }
-"""(entries left out in front, and at the end) -> the other entries of cu_seqlens."""
+"""(entries omitted at the start, at the end) -> the other entries of cu_seqlens."""
 SEARCHED = {left_out: searched(entries) for left_out, entries in PARTS.items()}
 
 
 @lru_cache(maxsize=64)
 def _traced(ways: Ways, lanes: int, tokens: int) -> tuple[tuple[ir.ClosedJaxpr, frozenset[str]], ...]:
-    """Every way as a program of its own, with the names of its operations."""
+    """Return a program for each array, with the names of its operations."""
 
     def results(cu: Array) -> tuple[Array, ...]:
         return tuple(ways(cu, tokens))
 
-    every = flatten(ir.trace(results, jax.ShapeDtypeStruct((lanes + 1,), jnp.int32)))
-    found = []
-    for var in every.jaxpr.outvars:
-        one = ir.without_dead(ir.ClosedJaxpr(every.jaxpr.replace(outvars=[var]), every.consts))
-        found.append((one, operations(one)))
-    return tuple(found)
+    union = flatten(ir.trace(results, jax.ShapeDtypeStruct((lanes + 1,), jnp.int32)))
+    outputs = union.jaxpr.outvars
+    programs = [ir.without_dead(ir.ClosedJaxpr(union.jaxpr.replace(outvars=[var]), union.consts)) for var in outputs]
+    return tuple((program, operations(program)) for program in programs)
 
 
 def operations(program: ir.ClosedJaxpr) -> frozenset[str]:
@@ -82,13 +80,13 @@ def operations(program: ir.ClosedJaxpr) -> frozenset[str]:
 
 
 def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) -> None:
-    """Note the value numbers of all arrays that are computed of `cu_seqlens` in one of the ways above.
+    """Record in `prover.layout` the value numbers of the arrays above.
 
     Args:
         prover: before its walk.
-        cu: the abstract value of `cu_seqlens`, int32 [lanes + 1].
+        cu: the value of `cu_seqlens`, int32 [lanes + 1].
         layout: name of its layout.
-        present: names of the program's operations; it computes nothing in a way that has another one.
+        present: names of the program's operations; programs with other operations are skipped.
     """
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
     if tokens is None:
@@ -98,7 +96,7 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
         (starts_and_end, Offsets(layout, 0), (0, tokens)),
     ]
     for (first, missing), ways in SEARCHED.items():
-        counted = lane_of_token(Marks(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
+        counted = lane_of_token(OffsetCounts(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
         if counted is not None and lanes + 1 > first + missing:
             kinds.append((ways, *counted))
     observe, prover.observe = prover.observe, None

@@ -1,4 +1,4 @@
-"""The versions of a step's pools: every write makes the next one, and no earlier one may be read any more."""
+"""Versions of pools: after a write only the new version may be read."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ from ir_passes.proof.numbering import Leaf, Version
 
 @dataclass
 class PoolVersions:
-    """The versions of pools: numbers, each in the chain of one pool or of a part of it, such as one layer.
+    """A chain of versions for each pool, and for each part such as one layer.
 
     Attributes:
         leaf_of: version -> index of the pool among the step's flattened inputs.
-        consumed: versions that have a successor.
-        parent: version of an untouched part -> version of what it is a part of.
-        origin: the same for later versions of the part too.
+        consumed: versions with a successor.
+        parent: version of an unwritten part -> version of its pool.
+        origin: version of any part -> version of its pool.
         last: the last version.
     """
 
@@ -31,17 +31,17 @@ class PoolVersions:
         return version
 
     def succeed(self, version: Version | None) -> Version | None:
-        """Return the version after a write; the one before may no longer be read."""
+        """Return the version after a write; the old version may no longer be read."""
         if version is None:
             return None
         self.consumed.add(version)
-        later = self.first(self.leaf_of[version])
+        successor = self.first(self.leaf_of[version])
         if version in self.origin:
-            self.origin[later] = self.origin[version]
-        return later
+            self.origin[successor] = self.origin[version]
+        return successor
 
     def part_of(self, version: Version | None) -> Version | None:
-        """Return the version of a part of a pool, which has a chain of its own until it is put back."""
+        """Return the first version of a part of a pool."""
         if version is None:
             return None
         part = self.first(self.leaf_of[version])
@@ -49,14 +49,14 @@ class PoolVersions:
         return part
 
     def put_together(self, version: Version | None) -> Version | None:
-        """Return the version of a pool whose parts are put together again."""
+        """Return the version of a pool after its parts are put together."""
         if version is None or version not in self.origin:
             return version
-        whole = self.origin[version]
-        return whole if version in self.parent else self.succeed(whole)
+        pool = self.origin[version]
+        return pool if version in self.parent else self.succeed(pool)
 
     def stale(self, version: int | None) -> bool:
-        """Whether a pool, or what a part was taken from, has been written to since."""
+        """Whether the pool, or the pool of a part, has a later version."""
         while version is not None:
             if version in self.consumed:
                 return True

@@ -1,9 +1,4 @@
-"""The state of one abstract interpretation of a program, which the transfer functions share.
-
-The abstract values (`ir_passes.proof.values`) form a lattice of owners; `ir_passes.proof.rules` holds the transfer
-function of each operation, and `ir_passes.proof.site.interpret` applies them equation by equation. Here are value
-numbers, pool versions, the record of pool accesses, and the violations.
-"""
+"""The state of one walk (abstract interpretation) over a program."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -17,16 +12,34 @@ from ir_passes.contract.contract import ROW_MAPS, BoundContract
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
-from ir_passes.proof.numbering import Number, Numbering
+from ir_passes.proof.numbering import Leaf, Number, Numbering
 from ir_passes.proof.owners import Order
 from ir_passes.proof.pool_versions import PoolVersions
 from ir_passes.proof.values import Constant, Iota, NotLater, Value
 from ir_passes.proof.violations import Violation
-from ir_passes.proof.walk import RowAccess
 
 Env = dict[Any, Value]
 MAX_IOTA_SIZE = 1 << 16
-"""Constants up to this many elements are looked at to see whether they count up."""
+"""Elements of the largest constant that may be an `Iota`."""
+
+
+@dataclass(frozen=True)
+class RowAccess:
+    """One access to the rows of a pool.
+
+    Attributes:
+        leaf: index of the pool among the step's flattened inputs.
+        write: True for a write.
+        coordinate: key of the rows, equal for equal rows.
+        lane: the lane of a single row; None for the rows of all lanes.
+        site: the equation, a `Site`.
+    """
+
+    leaf: Leaf
+    write: bool
+    coordinate: Hashable
+    lane: Any
+    site: Any
 
 
 @dataclass
@@ -35,32 +48,32 @@ class Prover:
 
     Attributes:
         bound: the contract.
-        idle: the role of the input by which a lane is idle, if facts are about an idle lane; otherwise "".
-        counted: whether the comparison of a lane's number with the number of active lanes counts as the lane's own.
-        disagreeing: the comparison assumed to fail: devices were given different operands.
-        reorders: whether rows may be sorted anywhere in the program.
-        violations: found so far; only those that are faults wherever their result goes.
+        idle: role of the input that makes a lane idle, in a walk for idle lanes; otherwise "".
+        counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
+        disagreeing: the comparison of devices' operands that is assumed to fail; otherwise None.
+        reorders: True if the program may sort rows.
+        violations: those that count wherever the result is used.
         accesses: to pools, in program order.
         versions: of the pools.
-        assumed: declarations taken for granted, except those of custom calls, kernels and callbacks.
-        declared: name of a declaration of these -> their calls under it.
+        assumed: declarations taken for granted, except for custom calls, kernels and callbacks.
+        declared: name of a declaration of a custom call, kernel or callback -> its calls.
         notes: remarks that are no faults.
         observe: called with every equation, its operands and its results.
-        known: the values of each program that was walked over, by the program.
+        sort_keys: order of rows -> value number of the sort keys.
+        values: program -> variable -> value, for all programs of the walk.
         device_varying: mesh axes along which shared values may differ between devices, by `axis_index`.
-        devices: length of each axis of the mesh that the program in hand runs on.
-        invariance: whether JAX has checked along which of them each value of that program may differ.
-        comparisons: every equation that was met and compares what devices were given, in its order.
-        diverging: mesh axes along which devices may take different branches, or go round a loop more or less often.
-        own_orders: number of an order of rows -> mesh axes along which devices may have others.
+        devices: mesh axis -> devices, of the current program.
+        invariance: True if JAX has checked along which axes each value of this program may differ.
+        comparisons: the equations that compare operands of devices, in program order.
+        diverging: mesh axes along which devices may take different branches, or numbers of iterations.
+        own_orders: number of an order of rows -> mesh axes along which the order may differ.
         same_counts: value number of sorted keys -> value number of the keys.
-        callers: the equations whose bodies are walked over, the outermost first.
-        mapped: groups of pools that have a slot map.
-        refine: what is known of results beyond their rules, where tokens of several lanes lie on one axis.
-        layout: value number -> fact and bounds of an array that says which token is whose.
-        sort_keys: value number of the keys that rows were sorted by, for each order.
-        unread: id of the body of each kernel that could not be read -> why.
+        callers: equations around the current program, the outermost first.
+        refine: adds facts about packed tokens to the results of a rule; None without packed tokens.
+        layout: value number -> fact and bounds of an array computed from a packed layout.
+        unread: id of the body of an unreadable kernel -> the reason.
         numbers: the value numbers.
+        mapped: groups of pools with a slot map or page table.
     """
 
     bound: BoundContract
@@ -76,7 +89,7 @@ class Prover:
     notes: set[Statement] = field(default_factory=set)
     observe: Callable[[Any, list[Value], list[Value]], None] | None = None
     sort_keys: dict[Order, Number] = field(default_factory=dict)
-    known: dict[Any, Env] = field(default_factory=dict)
+    values: dict[Any, Env] = field(default_factory=dict)
     device_varying: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
     invariance: bool = True
@@ -92,7 +105,7 @@ class Prover:
     _literals: dict[int, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        entries = [one.entry for one in self.bound.inputs]
+        entries = [array.entry for array in self.bound.inputs]
         self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> Number:
@@ -102,28 +115,28 @@ class Prover:
     @contextmanager
     def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
         """Interpret a program that runs on each device of a mesh."""
-        before = self.devices, self.invariance
-        self.devices, self.invariance = before[0] | devices, before[1] and invariance
+        outer = self.devices, self.invariance
+        self.devices, self.invariance = self.devices | devices, self.invariance and invariance
         yield
-        self.devices, self.invariance = before
+        self.devices, self.invariance = outer
 
     @contextmanager
     def decided_by(self, atom: Any) -> Iterator[None]:
-        """Interpret a program that runs only if a value says so."""
-        before = self.diverging
-        self.diverging = before | self.varying(atom)
+        """Interpret a program that runs under a condition."""
+        outer = self.diverging
+        self.diverging = outer | self.varying(atom)
         yield
-        self.diverging = before
+        self.diverging = outer
 
     @contextmanager
     def called_at(self, eqn: Any) -> Iterator[None]:
-        """Mark everything interpreted inside as the body of this equation."""
+        """Interpret the body of an equation."""
         self.callers.append(eqn)
         yield
         self.callers.pop()
 
     def varying(self, atom: Any) -> frozenset[str]:
-        """Return the mesh axes along which devices may have different values of an operand."""
+        """Return the mesh axes with different values of an operand."""
         if isinstance(atom, ir.Literal):
             return frozenset()
         return mesh.varying(atom) if self.invariance else frozenset(self.devices)
@@ -133,14 +146,14 @@ class Prover:
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        """Return the value number of an expression: equal forms of equal numbers get equal numbers."""
+        """Return the value number of an expression, equal for equal forms of equal operands."""
         return self.numbers.of(form, operands)
 
     def read(self, env: Env, atom: Any) -> Value:
         """Return the abstract value of an operand."""
         if not isinstance(atom, ir.Literal):
             return env[atom]
-        # The same literal of a function is met in each of its calls; `known` keeps it alive, and its id its own.
+        # a literal occurs in each call of its function; `values` keeps it alive, so its id stays unique
         literal = self._literals.get(id(atom))
         if literal is None:
             number = np.asarray(atom.val, ir.dtype_of(atom)) if isinstance(atom.val, int) else atom.val
@@ -177,13 +190,13 @@ class Prover:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Forget violations and accesses found inside."""
+        """Forget the violations and accesses of this block."""
         forget = self.mark()
         yield
         forget()
 
     def mark(self) -> Callable[[], None]:
-        """Return a function that forgets violations and accesses found from now on: for rounds towards a fixpoint."""
+        """Return a function that forgets later violations and accesses, for rounds towards a fixpoint."""
         violations, accesses, consumed = len(self.violations), len(self.accesses), set(self.versions.consumed)
 
         def forget() -> None:

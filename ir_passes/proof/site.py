@@ -1,4 +1,4 @@
-"""The abstract interpreter, and one equation under it: what a transfer function sees, and how it reports."""
+"""The abstract interpreter; `Site` is one equation as a rule (transfer function) sees it."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,20 +14,21 @@ from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, describe
 from ir_passes.proof.prover import Env, Prover
-from ir_passes.proof.registry import rule_of
+from ir_passes.proof.registry import PARAMETERS, RULES
 from ir_passes.proof.uniformity import REMEDY, reveals_order, uniform_axes
 from ir_passes.proof.values import Constant, Iota, Tiles, Value
-from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind
+from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, violation_at
 
 
 @dataclass(slots=True)
 class Site:
-    """One equation under analysis: everything that a transfer function (a rule) sees besides its operands.
+    """One equation under analysis; a rule receives it with the values of the operands.
 
     Attributes:
         prover: the state of the interpretation.
         eqn: the equation.
-        jaxpr, index, env: the program it stands in, its place there, and the values before it.
+        jaxpr, index: its program, and its index there.
+        env: variables of the program -> their values.
         shapes: of the operands.
     """
 
@@ -50,12 +51,9 @@ class Site:
 
     @property
     def source(self) -> str:
-        """The user's "file:line": of the equation, or of the nearest call around it where JAX made it."""
-        return next(iter(self._frames()), "unknown")
-
-    def _frames(self) -> tuple[str, ...]:
-        around = (self.eqn, *reversed(self.prover.callers))
-        return tuple(dict.fromkeys(place for eqn in around for place in ir.frames_of(eqn)))
+        """The user's "file:line" of the equation, or of the innermost call around it; or "unknown"."""
+        calls = (self.eqn, *reversed(self.prover.callers))
+        return next((line for eqn in calls for line in ir.frames_of(eqn)), "unknown")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,7 +61,7 @@ class Site:
         return ir.shape_of(self.eqn.outvars[0])
 
     def apply(self, operands: list[Value]) -> list[Value]:
-        """Apply the operation's transfer function; return the results."""
+        """Return the values of the results by the rule of the primitive."""
         for value in operands:
             if value.version is not None and self.prover.versions.stale(value.version):
                 self.report(
@@ -72,7 +70,7 @@ class Site:
                     "use the version that the write returned, or read before the write",
                 )
         try:
-            results = self._before_sum(operands) or self._transferred(operands)
+            results = self._before_sum(operands) or self._by_rule(operands)
             results = [self._completed(value, operands, k) for k, value in enumerate(results)]
             return results if self.prover.refine is None else self.prover.refine(self, operands, results)
         except IsolationError:
@@ -82,68 +80,81 @@ class Site:
             remedy = "report the error; write the operation in another form, or declare its function by rowwise"
             raise IsolationError((self.violation(ViolationKind.UNKNOWN, message, remedy),)) from error
 
-    def _transferred(self, operands: list[Value]) -> list[Value]:
+    def _by_rule(self, operands: list[Value]) -> list[Value]:
+        rule = RULES.get(self.name)
+        if rule is None or PARAMETERS[self.name].unknown(self.params) is not None:
+            return self._refused()
         if self.name not in primitives.WITH_BODIES:
-            return rule_of(self.eqn)(self, *operands)
+            return rule(self, *operands)
         with self.prover.called_at(self.eqn):
-            return rule_of(self.eqn)(self, *operands)
+            return rule(self, *operands)
+
+    def _refused(self) -> list[Value]:
+        """Return mixed results of an operation or a parameter without a rule."""
+        message = f"nothing is known of {self.name!r}"
+        remedy = "declare it with Opaque or rowwise, or use operations that have a rule"
+        if self.name in RULES:
+            message = f"{self.name!r} with {PARAMETERS[self.name].unknown(self.params)} has no rule"
+            remedy = "leave this parameter at its default, or put the operation in a function declared by rowwise"
+        if self.eqn.effects:
+            self.report(ViolationKind.UNKNOWN, f"{message}, and it has effects {self.eqn.effects}", remedy)
+        owner = self.mixed(message, remedy, ViolationKind.UNKNOWN)
+        return [Value(owner) for _ in self.eqn.outvars]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
-        """Refuse a row that only one device has and that is used before it is summed over the devices."""
-        if not self.prover.devices:
-            return []
-        held = {axis for value in operands for axis in getattr(value.owner, "held", ())}
-        looked_into = self.name in primitives.CALLS and declaration_of(self.eqn) is None
+        """Refuse a row that is not yet summed over devices, else return []."""
+        axes = {axis for value in operands for axis in getattr(value.owner, "unreduced", ())}
+        has_rule = self.name in primitives.CALLS and declaration_of(self.eqn) is None
         moves = self.name in primitives.MOVES and all(holds(ir.dtype_of(var), 0) for var in self.eqn.outvars)
-        if not held or looked_into or self.name in primitives.DEVICE_SUMS or moves:
+        if not axes or has_rule or self.name in primitives.DEVICE_SUMS or moves:
             return []
-        along = ", ".join(sorted(held))
+        along = ", ".join(sorted(axes))
         message = f"a row that one device along {along} has, and all others have as zeros, is used as it is"
         mixed = self.mixed(message, f"sum what was read over {along} first, by lax.psum", ViolationKind.COLLECTIVE)
         return [Value(mixed) for _ in self.eqn.outvars]
 
-    def _completed(self, value: Value, operands: list[Value], which: int) -> Value:
-        """Complete a result with what all rules share: its value number, and the limits of its facts."""
+    def _completed(self, value: Value, operands: list[Value], result: int) -> Value:
+        """Complete a result: add its value number, drop doubtful bounds and facts."""
         owner, bounds, uniform = value.owner, value.range, value.uniform
         if isinstance(owner, Common):
             if self.prover.reorders:
-                uniform = uniform or uniform_axes(self, operands)
+                uniform = uniform or uniform_axes(self.eqn, operands, self.shapes)
         elif isinstance(owner, PoolRows):
             owner = self._framed(owner, operands)
-        elif reveals_order(self, owner, operands):
+        elif reveals_order(self.eqn, owner, operands, self.shapes):
             owner = self.mixed("a shared array reveals where rows lie in an order that depends on all lanes", REMEDY)
         if isinstance(owner, Mixed) and self.prover.idle:
-            bounds = None  # it may be another lane's value, which is not idle
+            bounds = None  # the element may come from another lane, and that lane is not idle
         fact = value.fact or self._constant(operands) or self._tiled(owner, operands)
-        if bounds is not None and not fits(self.eqn.outvars[which].aval, *bounds):
-            bounds = None  # the numbers wrap, or are rounded
+        if bounds is not None and not fits(self.eqn.outvars[result].aval, *bounds):
+            bounds = None  # integers wrap, or are rounded
             fact = None if isinstance(fact, Iota) else fact
-        number = value.number or self._number(operands, which)
-        return Value(owner, number, bounds, fact, value.kept, value.version, uniform)
+        number = value.number or self._number(operands, result)
+        return Value(owner, number, bounds, fact, value.intact, value.version, uniform)
 
     def _tiled(self, owner: Owner, operands: list[Value]) -> Tiles | None:
-        """Return the tiles of an elementwise result of equal tiles and shared arrays; None for other results."""
+        """Return the tiles of an elementwise result of equal tiles and shared arrays, or None."""
         if self.name not in primitives.ELEMENTWISE or not isinstance(owner, Mixed):
             return None
         tiles = [value.fact for value in operands if not isinstance(value.owner, Common)]
         fact = tiles[0]
         if not isinstance(fact, Tiles) or any(other != fact for other in tiles):
             return None
-        places = slice(fact.tiles, fact.tiles + 2)
-        whole = all(
-            isinstance(value.owner, Common) or (len(shape) == len(self.shape) and shape[places] == self.shape[places])
+        axes = slice(fact.tiles, fact.tiles + 2)
+        aligned = all(
+            isinstance(value.owner, Common) or (len(shape) == len(self.shape) and shape[axes] == self.shape[axes])
             for value, shape in zip(operands, self.shapes, strict=True)
         )
-        return fact if whole else None
+        return fact if aligned else None
 
     def _constant(self, operands: list[Value]) -> Constant | None:
-        """Return the constant that an elementwise operation makes of constants; None where there is none."""
+        """Return the constant of an elementwise operation on constants, or None."""
         if self.name not in primitives.ELEMENTWISE:
             return None
         facts = [value.fact for value in operands if isinstance(value.fact, Constant)]
         return Constant(any(fact.captured for fact in facts)) if len(facts) == len(operands) else None
 
-    def _number(self, operands: list[Value], which: int) -> Number:
+    def _number(self, operands: list[Value], result: int) -> Number:
         params = self.eqn.params
         if self.name in primitives.COMBINING:
             params = {name: value for name, value in params.items() if name != "update_jaxpr"}
@@ -152,19 +163,19 @@ class Site:
         params = params_key(params) if self.name in primitives.WITH_BODIES else _frozen(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()
-        # equal integers of two dtypes have one number, and what is computed of them may differ
+        # equal integers of two dtypes share a number, but results computed from them may differ
         avals = (*self.shapes, *map(ir.dtype_of, self.eqn.invars))
-        return self.prover.number((self.name, params, avals, which), *[value.number for value in operands])
+        return self.prover.number((self.name, params, avals, result), *[value.number for value in operands])
 
     def _framed(self, owner: PoolRows, operands: list[Value]) -> PoolRows:
-        """Return a pool after an operation: unless that only moves elements, no row is unchanged."""
+        """Return a pool after an operation; only moves leave rows unchanged."""
         indexed = self.name in primitives.INDEXED
         if self.name in primitives.KEEPS_ROWS and (not indexed or isinstance(operands[0].owner, PoolRows)):
             return owner
         return self.unframed(owner)
 
     def unframed(self, owner: PoolRows) -> PoolRows:
-        """Return a pool of which no row is unchanged."""
+        """Return the pool with all its rows changed."""
         violation = self.violation(
             ViolationKind.FRAME,
             f"{self.name!r} computes every row of pool {owner.group!r}, those that no lane owns too",
@@ -173,29 +184,27 @@ class Site:
         return replace(owner, view=(), unframed=owner.unframed or violation)
 
     def path(self, value: Value) -> str:
-        """The pool that a value is a version of, as the contract names it."""
+        """Return the path of the pool with this version."""
         leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
         return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
 
     def violation(self, kind: ViolationKind, message: str, remedy: str) -> Violation:
-        """Make a violation at this equation, of its operands' lanes and pools, or of every lane if they are shared."""
-        place = Place(self.jaxpr, self.index, self.env)
+        """Return a violation at this equation, of its lanes and pools."""
         parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
-        bound = self.prover.bound
-        about = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        source, *callers = self._frames() or ("unknown",)
-        return Violation(kind, self.name, source, message, remedy, about, place, tuple(callers))
+        bound, place = self.prover.bound, Place(self.jaxpr, self.index, self.env)
+        lanes_and_pools = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
+        return violation_at(place, kind, message, remedy, lanes_and_pools, self.prover.callers[::-1])
 
     def report(self, kind: ViolationKind, message: str, remedy: str) -> None:
-        """Record a fault that is one wherever its result goes."""
+        """Record a violation, whether or not an output depends on the result."""
         self.prover.violations.append(self.violation(kind, message, remedy))
 
     def mixed(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Mixed:
-        """The owner of a result that several lanes reach; a fault if it reaches an output."""
+        """Return the owner `Mixed`: a violation if an output depends on the result."""
         return Mixed(self.violation(kind, message, remedy))
 
     def join(self, *owners: Owner) -> Owner:
-        """Return the join in the lattice of owners: of an element that depends on the same place of several arrays."""
+        """Return the least owner above all these owners."""
         joined: Owner = COMMON
         for owner in owners:
             if isinstance(owner, Common) or owner == joined:
@@ -215,24 +224,24 @@ class Site:
                 )
         return joined
 
-    def _join_pools(self, one: PoolRows, other: PoolRows) -> Owner:
-        rows = [(pool.group, pool.axis, pool.split, pool.inner) for pool in (one, other)]
-        if rows[0] != rows[1]:
+    def _join_pools(self, first: PoolRows, second: PoolRows) -> Owner:
+        forms = [(pool.group, pool.axis, pool.split, pool.inner) for pool in (first, second)]
+        if forms[0] != forms[1]:
             return self.mixed(
-                f"it combines {describe(one)} with {describe(other)}", "combine rows after gathering them by slot"
+                f"it combines {describe(first)} with {describe(second)}", "combine rows after gathering them by slot"
             )
-        unframed = one.unframed or other.unframed
-        if unframed is None and (one.leaf, one.view) != (other.leaf, other.view):
-            message = f"rows of one pool of group {one.group!r} may be replaced by another's, those no lane owns too"
+        unframed = first.unframed or second.unframed
+        if unframed is None and (first.leaf, first.view) != (second.leaf, second.view):
+            message = f"rows of one pool of group {first.group!r} may be replaced by another's, those no lane owns too"
             unframed = self.violation(ViolationKind.FRAME, message, "keep the pools of a group apart")
-        return replace(one, unframed=unframed, writers=one.writers | other.writers)
+        return replace(first, unframed=unframed, writers=first.writers | second.writers)
 
 
 def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    """Return the abstract results of a program without free variables, by the transfer function of each equation."""
+    """Return the values of a program's results; every equation is interpreted by its rule."""
     env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
-    prover.known[jaxpr] = env
+    prover.values[jaxpr] = env
     for index, eqn in enumerate(jaxpr.eqns):
         operands = [prover.read(env, atom) for atom in eqn.invars]
         results = Site(prover, eqn, jaxpr, index, env, ir.shapes(eqn.invars)).apply(operands)

@@ -1,6 +1,7 @@
-"""Abstract values of the lane proof: owner of, and facts about, an array's elements.
+"""Abstract values: the owner of an array, and a fact about its elements.
 
-More than 300 lines: one closed list of facts.
+More than 300 lines: one closed list of facts. A rule reads a fact by its type and makes others; a fact that no rule can
+make of an operation's operands is lost. Claims are checked element by element in tests/reference/proofs/facts.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,12 @@ Range = tuple[int, int]
 
 
 class Fact:
-    """A fact about the elements of an array, in addition to owner and bounds."""
+    """A fact about the elements of an array, in addition to owner and bounds.
+
+    Attributes of several facts: `layout` is the layout of packed tokens; `axis` the axis of the tokens, None for the
+    token of a loop iteration; `token` this token, as in `OneLane`; `when` the value of the elements of a mask with the
+    stated property; `padding` as in `SegmentIds`.
+    """
 
     __slots__ = ()
 
@@ -30,7 +36,7 @@ class Iota(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead(Fact):
+class DeviceOffset(Fact):
     """Element = number of rows on all previous devices along a mesh axis.
 
     Attributes:
@@ -63,16 +69,16 @@ class SlotEntry(Fact):
         instead: kinds of the other rows: "past" the end of every pool, "below" row 0, the "null" row.
         stride: distance between the elements of consecutive rows; if not 1, elements also index within a row.
         spare: greatest element % `stride`.
-        taken: the entry is selected only if it is not the null row.
+        non_null: the entry is selected only if it is not the null row.
     """
 
     leaf: Leaf
     guard: Number | None = None
-    less: Ahead | None = None
-    instead: frozenset[str] = frozenset()
+    offset: DeviceOffset | None = None
+    alternatives: frozenset[str] = frozenset()
     stride: int = 1
     spare: int = 0
-    taken: bool = False
+    non_null: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class PageEntry(Fact):
     leaf: Leaf
     stride: int = 1
     spare: int = 0
-    instead: frozenset[str] = frozenset()
+    alternatives: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,6 @@ class SegmentIds(Fact):
     """Element at index t of `axis` = the lane of token t.
 
     Attributes:
-        layout: layout of the tokens.
         padding: element at padding: "past" for the number of lanes, "last" for the last lane.
     """
 
@@ -115,14 +120,10 @@ class SegmentIds(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentAt(Fact):
+class LaneOfToken(Fact):
     """The lane of the token of a loop iteration.
 
     For padding: the number of lanes, or the last lane.
-
-    Attributes:
-        token: the token, as in `OneLane`.
-        layout, padding: as in `SegmentIds`.
     """
 
     token: Symbol
@@ -131,7 +132,7 @@ class SegmentAt(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class TokenOf(Fact):
+class TokenOfLane(Fact):
     """Element i = number of a token of lane i; unspecified for lanes without tokens."""
 
     layout: str
@@ -139,7 +140,7 @@ class TokenOf(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NextLane(Fact):
-    """Element at token t of `axis` = lane of token t, plus one; attributes as in `SegmentIds`."""
+    """Element at token t of `axis` = lane of token t, plus one; see `SegmentIds`."""
 
     axis: int
     layout: str
@@ -148,11 +149,7 @@ class NextLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedIds(Fact):
-    """Element at index r of `axis` = lane of token r + `shift`; no lane outside of the tokens.
-
-    Attributes:
-        layout, padding: as in `SegmentIds`.
-    """
+    """Element r along `axis` = lane of token r + `shift`, or no lane."""
 
     axis: int
     layout: str
@@ -165,7 +162,6 @@ class Offsets(Fact):
     """Element at index i of `axis` = cu_seqlens[i + `first`] + `plus`.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the lanes; None for an array of equal elements, cu_seqlens[`first`] + `plus`.
     """
 
@@ -176,11 +172,10 @@ class Offsets(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Begun(Fact):
-    """Element at (t, i) is 1 if cu_seqlens[i + `first`] <= t, otherwise 0; the reverse if `when` is False.
+class LaneStarted(Fact):
+    """Element at (t, i) equals `when` if cu_seqlens[i + `first`] <= t, otherwise not.
 
     Attributes:
-        layout: layout of the tokens.
         tokens, lanes: axes of t and i.
     """
 
@@ -192,7 +187,7 @@ class Begun(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Marks(Fact):
+class OffsetCounts(Fact):
     """Element t of a vector = number of entries of cu_seqlens equal to t.
 
     Counted are the `count` entries from `first` on.
@@ -204,7 +199,7 @@ class Marks(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Shifted(Fact):
+class ShiftedIota(Fact):
     """Element = index along `axis` + `by`."""
 
     axis: int
@@ -212,8 +207,8 @@ class Shifted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Clipped(Fact):
-    """Element at index r of `axis` = r + `by`, if this is an index of the axis; otherwise unspecified."""
+class ClippedIota(Fact):
+    """Element r along `axis` = r + `by` if this is an index."""
 
     axis: int
     by: int
@@ -224,8 +219,6 @@ class TokenBound(Fact):
     """Element at token t of `axis` = base(t) + `plus`; unspecified for padding.
 
     Attributes:
-        layout: layout of the tokens.
-        axis: axis of the tokens.
         base: "start" for the first token of the lane of t, "stop" for the token after its last one, "position" for
             t - start, "left" for stop - t.
     """
@@ -238,16 +231,13 @@ class TokenBound(Fact):
 
 @dataclass(frozen=True, slots=True)
 class WithinLane(Fact):
-    """Mask over tokens: an element equal to `when` implies one lane for tokens t - `back` to t.
+    """Mask over tokens: `when` implies one lane for tokens t - `back` to t.
 
     Elements with padding as t imply nothing.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
-        back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane, none of them padding.
-        when: see above.
-        token: the token of the iteration, as in `OneLane`.
+        back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
     """
 
     layout: str
@@ -263,11 +253,10 @@ class WithinLane(Fact):
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` depend on the lanes of tokens t - `before` to t + `after`, t = `start` + `stride` * r,
+    Elements at index r of `axis` depend on the lanes of tokens t - `back` to t + `ahead`, t = `start` + `stride` * r,
     if all of these are tokens; otherwise on any token.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the tokens; None if r is 0 for all elements.
     """
 
@@ -275,16 +264,15 @@ class TokenSpan(Fact):
     axis: int | None
     start: int
     stride: int = 1
-    before: int = 0
-    after: int = 0
+    back: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedToken(Fact):
-    """Only elements at one index depend on the lane of a token; all others are shared.
+    """Elements at one index depend on the lane of a token; others are shared.
 
     Attributes:
-        layout: layout of the tokens.
         axis, place: axis and index of these elements.
         token: number of the token.
     """
@@ -297,7 +285,7 @@ class PlacedToken(Fact):
 
 @dataclass(frozen=True, slots=True)
 class NotLater(Fact):
-    """Element equal to `when` only if the index along `columns` is at most the index along `rows`."""
+    """Elements equal to `when` have an index along `columns` <= the index along `rows`."""
 
     rows: int
     columns: int
@@ -305,13 +293,11 @@ class NotLater(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Real(Fact):
+class NonPadding(Fact):
     """Mask over tokens: no element of padding equals `when`.
 
     Attributes:
-        layout: layout of the tokens.
         axis: axis of the tokens; None for the token of a loop iteration.
-        token: the token of the iteration, as in `OneLane`.
     """
 
     layout: str
@@ -322,12 +308,7 @@ class Real(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SharedPadding(Fact):
-    """Elements of padding depend on shared inputs only.
-
-    Attributes:
-        layout: layout of the tokens.
-        axis: axis of the tokens.
-    """
+    """Elements of padding depend on shared inputs only."""
 
     layout: str
     axis: int
@@ -335,15 +316,14 @@ class SharedPadding(Fact):
 
 @dataclass(frozen=True, slots=True)
 class SameLane(Fact):
-    """Mask over pairs of tokens, or of lanes and tokens: elements equal to `when` belong to one lane.
+    """Mask over pairs of tokens, or of lanes and tokens: `when` implies one lane.
 
-    None of these elements has padding along `columns` only. Elements of padding along `rows` are unspecified.
+    No element equal to `when` has padding along `columns` only. Elements of padding along `rows` are unspecified.
 
     Attributes:
         rows, columns: owners along two axes. For pairs of tokens, of one or two layouts, `rows` has the smaller axis;
             for lanes and tokens, `rows` has the lanes.
         padding: True if an element equal to `when` may have padding along `columns`.
-        when: see above.
     """
 
     rows: LaneRows
@@ -354,15 +334,13 @@ class SameLane(Fact):
 
 @dataclass(frozen=True, slots=True)
 class LaneLimit(Fact):
-    """Mask over pairs of tokens: elements equal to `when` have a token inside one bound of another token's lane.
+    """Mask over pairs of tokens: `when` implies one bound of a lane.
 
     Elements of padding along `rows` are unspecified.
 
     Attributes:
-        layout: layout of the tokens.
         rows, columns: axes of the tokens; `rows` has the lanes.
-        side: "start" if no token along `columns` is before its lane, "stop" if none is behind.
-        when: see above.
+        side: "start" if no token along `columns` is before its lane, "stop" if no token is after it.
     """
 
     layout: str
@@ -385,7 +363,7 @@ class TokenPairs(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Absent(Fact):
+class MaskedOut(Fact):
     """Elements outside the lane of their row's token are masked out.
 
     A masked element is zero or minus infinity, or all elements of its row outside the lane are nan.
@@ -402,7 +380,7 @@ class Absent(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Tiles(Fact):
-    """The lanes or tokens of an axis are on two adjacent axes; the owner is `Mixed`.
+    """The rows of an axis are on two adjacent axes; the owner is `Mixed`.
 
     Elements at index i of axis `tiles` and j of axis `tiles` + 1 depend on row i * `size` + j of `rows`.
 
@@ -437,7 +415,7 @@ class Negative(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Raised(Fact):
+class PlusConstant(Fact):
     """The value with this number plus a constant, 0 or greater.
 
     Without bounds, a sum with a value of 0 or greater may have wrapped.
@@ -480,7 +458,7 @@ class OneHot(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Fact):
+class BroadcastVector(Fact):
     """Element = array[index along `axis`], for the 1-D array with this value number."""
 
     number: Number
@@ -533,7 +511,7 @@ class Implies(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class UnchangedRows:
     """The rows of idle lanes equal the rows of an input pool.
 
     Attributes:
@@ -544,8 +522,10 @@ class Kept:
     leaf: Leaf
     view: View = ()
 
-    def after_write(self, part: "Kept | None", inverse_path: Callable[[View], View | None]) -> "Kept | None":
-        """Return this fact if a write restores the replaced part of the pool; otherwise None.
+    def after_write(
+        self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]
+    ) -> "UnchangedRows | None":
+        """Return this fact if a write restores the replaced part of the pool, else None.
 
         Args:
             part: fact of the written array; None if the array is no part of a pool.
@@ -564,7 +544,7 @@ class Value:
         number: equal numbers mean equal elements in row-major order; 0 before a number is assigned.
         range: bounds of an integer array.
         fact: another fact about the elements.
-        kept: holds under the assumption that the lane is idle.
+        intact: holds if the lane is idle.
         version: version of the pool that this array is or is a view of; None for other arrays.
         uniform: axes along which all elements of a shared array are equal.
     """
@@ -573,11 +553,11 @@ class Value:
     number: Number = NONE
     range: Range | None = None
     fact: Fact | None = None
-    kept: Kept | None = None
+    intact: UnchangedRows | None = None
     version: Version | None = None
     uniform: frozenset[int] = frozenset()
 
-    def but(self, **changes: Any) -> "Value":
+    def replace(self, **changes: Any) -> "Value":
         """Return a copy of the value with changed attributes."""
         return replace(self, **changes)
 

@@ -1,7 +1,7 @@
-"""Reshaped, transposed, sliced views of a pool's array as a path that inverse steps undo.
+"""Reshaped, transposed and sliced views of a pool, as paths of invertible steps.
 
-Two arrays with the same path hold the same elements in the same places, so a value that left a pool by one path may be
-put back by it.
+Arrays with the same path hold the same elements in the same places. A value that left a pool by a path may be put back
+by the inverse path.
 """
 
 from collections.abc import Hashable, Iterable
@@ -11,16 +11,16 @@ View = tuple[Step, ...]
 Shape = tuple[int, ...]
 
 
-def reshaped(view: View, before: tuple[int, ...], after: tuple[int, ...]) -> View:
-    """Return the view after a row-major reshape."""
+def reshaped(view: View, source: tuple[int, ...], target: tuple[int, ...]) -> View:
+    """Return the view target a row-major reshape."""
     if view and view[-1][0] == "reshape":
-        before = _numbers(view[-1])
+        source = _numbers(view[-1])
         view = view[:-1]
-    return view if before == after else (*view, ("reshape", before, after))
+    return view if source == target else (*view, ("reshape", source, target))
 
 
 def transposed(view: View, permutation: tuple[int, ...]) -> View:
-    """Return the view after a transpose."""
+    """Return the view target a transpose."""
     permutation = tuple(map(int, permutation))
     if view and view[-1][0] == "transpose":
         first = _numbers(view[-1])
@@ -30,21 +30,21 @@ def transposed(view: View, permutation: tuple[int, ...]) -> View:
 
 
 def _numbers(step: Step) -> tuple[int, ...]:
-    """The shape or the permutation of a step."""
+    """Return the shape or the permutation of a step."""
     assert isinstance(step[1], tuple)
     return step[1]
 
 
-def block(view: View, but: int, full: Shape, sizes: Shape, places: Iterable[tuple[int, Hashable]]) -> View:
-    """Return the view after taking the block of these sizes that begins at `places` of some axes.
+def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterable[tuple[int, Hashable]]) -> View:
+    """Return the view after taking a block of an array.
 
     Args:
         view: the path.
-        but: an axis where the block begins is another matter; -1 for none.
-        full, sizes: of the whole and of the block.
-        places: axis and beginning; along the others the block begins at 0.
+        free_axis: an axis where the start of the block does not count; -1 for no such axis.
+        full, sizes: shapes of the array and of the block.
+        starts: (axis, start); 0 along the other axes.
     """
-    return entered(view, ("part", but, full, sizes, tuple(sorted(places, key=lambda one: one[0]))))
+    return entered(view, ("part", free_axis, full, sizes, tuple(sorted(starts, key=lambda pair: pair[0]))))
 
 
 def entered(view: View, step: Step) -> View:
@@ -53,5 +53,5 @@ def entered(view: View, step: Step) -> View:
 
 
 def left(view: View, step: Step) -> View | None:
-    """Return the view after putting a part back where it was taken, None where it was taken elsewhere."""
+    """Return the view after putting a part back; None for another place."""
     return view[:-1] if view and view[-1] == step else None

@@ -1,6 +1,6 @@
-"""Violations that the lane proof finds in a step, and their explanation by the equations around each fault."""
+"""Violations of a proof, and their explanation by the surrounding equations."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from ir_passes.jaxpr import ir
 
 
 class ViolationKind(StatementId):
-    """The fault of a step: the value is its id, `sentence` says it in words. The list is closed."""
+    """Kinds of faults: id and `sentence`."""
 
     CROSS_LANE = "cross-lane", "What belongs to one lane may depend on another lane."
     WRONG_ROW = "wrong-row", "A lane may reach a pool row that is not its own."
@@ -36,8 +36,8 @@ class Place:
 
     Attributes:
         jaxpr: the (nested) program.
-        index: of the equation in it; the number of equations where an output is concerned.
-        values: variable -> what the proof knew of it.
+        index: of the equation in it; the number of equations for an output.
+        values: variable -> its abstract value.
     """
 
     jaxpr: Any
@@ -50,15 +50,14 @@ class Violation:
     """One fault.
 
     Attributes:
-        primitive: the operation that makes it; "" for an output.
-        source: "file:line" of the user's code, the innermost line that is neither JAX's, flax's nor of this package;
-            "unknown" where there is none.
+        primitive: the operation at fault; "" for an output.
+        source: "file:line" of the user's code, the innermost line outside JAX, flax and this package; or "unknown".
         message: the fault in this step, in one sentence.
         remedy: the advice, in one sentence.
-        concerned: the lanes that meet in it, as "lanes 0 to 3", and the pools, as the contract names them.
+        concerned: lanes, as "lanes 0 to 3", and paths of pools.
         place: for `IsolationError.explain`.
-        callers: the lines from which the source was called, the nearest first.
-        fault: equal for violations that are one fault met several times; None for one that stands by itself.
+        callers: lines of the calls around the source, the innermost first.
+        fault: key shared by violations with one cause; None without such a key.
     """
 
     kind: ViolationKind
@@ -84,33 +83,44 @@ class Violation:
         return f"{self.kind}: {self.statement.sentence}"
 
 
-def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
-    """Return every fault once: with all lanes and pools that it was met with, in the order of the first meetings.
+def violation_at(
+    place: Place, kind: ViolationKind, message: str, remedy: str, concerned: tuple[str, ...], around: Sequence[Any] = ()
+) -> Violation:
+    """Return the violation at a place; `around`: calls of its program, innermost first."""
+    if place.index == len(place.jaxpr.eqns):
+        return Violation(kind, "", "unknown", message, remedy, concerned, place)
+    eqn = place.jaxpr.eqns[place.index]
+    source, *callers = dict.fromkeys(line for call in (eqn, *around) for line in ir.frames_of(call)) or ("unknown",)
+    return Violation(kind, eqn.primitive.name, source, message, remedy, concerned, place, tuple(callers))
 
-    Violations are one fault if they say so by `fault`, or are of one kind, by one operation at one line that was called
-    from the same lines, as those of the layers of a loop are.
+
+def once(violations: Iterable[Violation]) -> tuple[Violation, ...]:
+    """Merge violations of one fault; the first has the lanes and pools of all.
+
+    Violations are merged if they share `fault`, or have the same kind, primitive, source line and call stack (for
+    example one per layer).
     """
-    found: dict[Hashable, Violation] = {}
-    names: dict[Hashable, Hashable] = {}
-    for number, one in enumerate(violations):
-        place = (one.kind, one.primitive, one.source, one.callers, one.remedy)
-        by_place: Hashable = place if one.source != "unknown" else (one, number)
-        keys = [by_place] if one.fault is None else [by_place, ("fault", one.kind, one.fault)]
-        first = next((names[key] for key in keys if key in names), number)
-        names.update({key: first for key in keys if key not in names})
-        if first in found:
-            about = tuple(dict.fromkeys((*found[first].concerned, *one.concerned)))
-            found[first] = replace(found[first], concerned=about)
-        else:
-            found[first] = one
-    return tuple(found.values())
+    merged: dict[Hashable, Violation] = {}
+    first_of: dict[Hashable, Hashable] = {}
+    for number, violation in enumerate(violations):
+        place = (violation.kind, violation.primitive, violation.source, violation.callers, violation.remedy)
+        keys: list[Hashable] = [place if violation.source != "unknown" else (violation, number)]
+        if violation.fault is not None:
+            keys.append(("fault", violation.kind, violation.fault))
+        first = next((first_of[key] for key in keys if key in first_of), number)
+        first_of.update({key: first for key in keys if key not in first_of})
+        if first in merged:
+            concerned = tuple(dict.fromkeys((*merged[first].concerned, *violation.concerned)))
+            violation = replace(merged[first], concerned=concerned)
+        merged[first] = violation
+    return tuple(merged.values())
 
 
 class IsolationError(ValueError):
-    """A step could not be proved to keep its lanes apart; carries every violation found.
+    """A step was not proved to keep its lanes apart.
 
     Attributes:
-        violations: all of them, in program order.
+        violations: in program order.
     """
 
     def __init__(self, violations: tuple[Violation, ...]):
@@ -119,11 +129,7 @@ class IsolationError(ValueError):
         super().__init__(f"the step was not proved to keep its lanes apart, {len(violations)} violation(s):\n{faults}")
 
     def explain(self, around: int = 10) -> str:
-        """Return every violation with the equations around it and what the proof knew of each variable.
-
-        Args:
-            around: equations to show on either side of the fault.
-        """
+        """Return every violation with `around` equations on either side and the abstract values."""
         return "\n\n".join(explain(violation, around) for violation in self.violations)
 
 

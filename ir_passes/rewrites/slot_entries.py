@@ -32,7 +32,7 @@ class IndexFacts:
     """
 
     def __init__(self, prover: Prover, jaxpr: ir.Jaxpr) -> None:
-        self._prover, self._env = prover, prover.known[jaxpr]
+        self._prover, self._env = prover, prover.values[jaxpr]
         inputs = enumerate(prover.bound.inputs)
         self.sizes = {i: one.entry.size for i, one in inputs if isinstance(one.entry, SlotMap)}
 

@@ -7,6 +7,7 @@ scheduled HLO and buffer assignment tell. The machine code below them is sampled
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -94,11 +95,7 @@ def audit(
     *,
     dump: bytes | None = None,
     mesh: jax.sharding.Mesh | None = None,
-    axes: Sequence[str] = (),
-    may_copy: Sequence[str] = (),
-    temp_ratio: float = 1.5,
-    scheduled: Sequence[Scheduled] = (),
-    call: str = COMPILE_CALL,
+    **options: Any,
 ) -> AuditReport:
     """Audit a compiled step.
 
@@ -107,19 +104,16 @@ def audit(
         bound: the step's contract, bound to the arguments that it was compiled for.
         dump: HloProto of the executable, if the executable does not expose its buffer assignment.
         mesh: the devices it runs on, if more than one.
-        axes: mesh axes along which XLA may add collectives.
-        may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole.
-        temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
-        scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
-        call: spelling of the caller's call in remedies, with braces for an argument.
+        options: `axes`, `may_copy`, `temp_ratio`, `scheduled` and `call` of `audit_executable`.
 
     Raises:
         HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
     """
+    start = time.perf_counter()
     sizes = [(str(name), int(size)) for name, size in mesh.shape.items()] if mesh is not None else []
-    started = time.perf_counter()
-    report = audit_executable(read(compiled, dump), bound, sizes, axes, may_copy, temp_ratio, scheduled, started, call)
-    return replace(report, findings=(*report.findings, *_split_otherwise(compiled, bound)))
+    report = audit_executable(read(compiled, dump), bound, sizes, **options)
+    findings = (*report.findings, *_split_otherwise(compiled, bound))
+    return replace(report, findings=findings, seconds=time.perf_counter() - start)
 
 
 @hlo_errors("XLA's program")
@@ -131,20 +125,23 @@ def audit_executable(
     may_copy: Sequence[str] = (),
     temp_ratio: float = 1.5,
     scheduled: Sequence[Scheduled] = (),
-    started: float | None = None,
     call: str = COMPILE_CALL,
 ) -> AuditReport:
-    """Audit an executable that has been read (see `audit`).
+    """Audit an executable that has been read.
 
     Args:
+        executable, bound: as for `audit`.
         mesh: names and sizes of the mesh axes, the last one fastest.
-        started: `time.perf_counter()` when the audit began, if it began with reading.
-        call: spelling of the caller's call in remedies.
+        axes: mesh axes along which XLA may add collectives.
+        may_copy: paths of pools, * and ? as in fnmatch, that may be copied whole.
+        temp_ratio: scratch allowed, as a multiple of the lower bound with every value aligned.
+        scheduled: the collectives of the program that was compiled (`collectives.schedule_of`).
+        call: spelling of the caller's call in remedies, with braces for an argument.
 
     Raises:
         HloError: the parts of the program do not fit together.
     """
-    started = time.perf_counter() if started is None else started
+    start = time.perf_counter()
     live = live_values(executable)
     pools = whole_pools(executable, bound, live)
     schedule, undeclared = collectives(executable, live, mesh, axes, scheduled)
@@ -168,7 +165,7 @@ def audit_executable(
         lower,
         executable.fingerprint,
         live.uncovered,
-        time.perf_counter() - started,
+        time.perf_counter() - start,
     )
 
 

@@ -1,7 +1,7 @@
-"""Named dimensions: the proof that arrays written to a pool have its dimensions in the pool's order.
+"""Named dimensions: arrays written to a pool have its dimensions in the pool's order.
 
-A part of `proof`, and imported by it. Imports its `registry` and `violations`. Begin with `names`; `rules` says which
-dimensions of operands and results run together, `classes` keeps them together.
+A part of `proof`; imports its `registry` and `violations`. Begin with `names`; `rules` aligns the dimensions of
+operands and results, `classes` holds equal dimensions.
 """
 
 from ir_passes.proof.dims.names import dim_violations

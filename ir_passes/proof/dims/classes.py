@@ -1,19 +1,15 @@
-"""Dimensions of arrays as classes: two dimensions are in one class where the program makes them run together."""
+"""Classes of equal dimensions; operations of the program align dimensions of operands and results."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 NAMED = "dims:"
-"""Begins the name of an array whose dimensions are named."""
+"""Prefix of the `checkpoint_name` of an array with named dimensions."""
 
 
 class Conflict(Exception):
-    """Two dimensions with different names would be one.
-
-    Attributes:
-        names: of the two.
-    """
+    """Two dimensions with different names would be in one class."""
 
     def __init__(self, names: tuple[str, str]):
         self.names = names
@@ -26,12 +22,12 @@ class Dimension:
 
     Attributes:
         size: length.
-        name: as `name_dims` or a pool gives it, None where nothing does.
+        name: from `name_dims` or a pool; None without a name.
         factors: the dimensions it was merged from or split into, in row-major order.
         wholes: dimensions that were split, with this one as their first part.
-        repeated: whether an array has the same values all along it, so that any name fits; of this member alone.
-        lost: the place where arrays with untied dimensions were put into one; None where that did not make it.
-        along: names of dimensions that this one is a part of, or is put together of parts of; of the class.
+        repeated: True if the array is constant along it, so any name fits; of this member alone.
+        lost: the line that joined arrays with unrelated dimensions into this one; None otherwise.
+        along: names of dimensions that this one is a part of, or consists of parts of; of the class.
     """
 
     size: int
@@ -44,108 +40,104 @@ class Dimension:
     _parent: "Dimension | None" = field(default=None, repr=False)
 
     def root(self) -> "Dimension":
-        """The class."""
-        one = self
-        while one._parent is not None:
-            one = one._parent
-        if one is not self:
-            self._parent = one
-        return one
+        """Return the class."""
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        if root is not self:
+            self._parent = root
+        return root
 
 
-def unify(one: Dimension, other: Dimension) -> None:
+def unify(first: Dimension, second: Dimension) -> None:
     """Make two dimensions one class.
 
     Raises:
         Conflict: they have different names.
     """
-    one, other = one.root(), other.root()
-    if one is other:
+    first, second = first.root(), second.root()
+    if first is second:
         return
-    if one.name is not None and other.name is not None and one.name != other.name:
-        raise Conflict((one.name, other.name))
+    if first.name is not None and second.name is not None and first.name != second.name:
+        raise Conflict((first.name, second.name))
     pairs = ()
-    if [factor.size for factor in one.factors] == [factor.size for factor in other.factors]:
-        pairs = tuple(zip(one.factors, other.factors, strict=True))
-    other._parent = one
-    one.name = one.name or other.name
-    one.lost = one.lost or other.lost
-    one.along |= other.along
-    one.factors = one.factors or other.factors
-    longer, shorter = sorted((one.wholes, other.wholes), key=len, reverse=True)
+    if [factor.size for factor in first.factors] == [factor.size for factor in second.factors]:
+        pairs = tuple(zip(first.factors, second.factors, strict=True))
+    second._parent = first
+    first.name = first.name or second.name
+    first.lost = first.lost or second.lost
+    first.along |= second.along
+    first.factors = first.factors or second.factors
+    longer, shorter = sorted((first.wholes, second.wholes), key=len, reverse=True)
     longer += shorter
-    one.wholes = longer
+    first.wholes = longer
     for a, b in pairs:
         unify(a, b)
 
 
-def tie(one: Dimension, other: Dimension) -> None:
-    """Make the dimensions of two arrays one class, where both arrays vary along them. Raises as `unify`."""
-    if not (one.repeated or other.repeated):
-        unify(one, other)
+def tie(first: Dimension, second: Dimension) -> None:
+    """Make two dimensions one class if both arrays vary along them. Raises as `unify`."""
+    if not (first.repeated or second.repeated):
+        unify(first, second)
 
 
-def same(one: Dimension, other: Dimension) -> bool:
-    """Whether two dimensions are known to mean the same."""
-    one, other = one.root(), other.root()
-    if one is other or (one.name is not None and one.name == other.name):
+def same(first: Dimension, second: Dimension) -> bool:
+    """Whether two dimensions are known to be equal."""
+    first, second = first.root(), second.root()
+    if first is second or (first.name is not None and first.name == second.name):
         return True
-    if not one.factors or len(one.factors) != len(other.factors) or one.name or other.name:
+    if not first.factors or len(first.factors) != len(second.factors) or first.name or second.name:
         return False
-    return all(a.size == b.size and same(a, b) for a, b in zip(one.factors, other.factors, strict=True))
+    return all(a.size == b.size and same(a, b) for a, b in zip(first.factors, second.factors, strict=True))
 
 
-def met(*some: Dimension) -> Dimension:
-    """One dimension of an array into which several arrays are put, each with this one of its own.
+def met(*dims: Dimension) -> Dimension:
+    """Return the dimension of an array that joins several arrays.
 
-    To be put beside each other, or in each other's place, is no evidence that dimensions mean the same: where nothing
-    else says so, nothing is known of the result, whatever one of them is named.
+    Joined arrays need not have equal dimensions: without other evidence the result has no name.
 
     Raises:
         Conflict: two of them have different names.
     """
-    varying = [dim for dim in some if not dim.repeated]
+    varying = [dim for dim in dims if not dim.repeated]
     if not varying:
-        return Dimension(some[0].size, repeated=True)
+        return Dimension(dims[0].size, repeated=True)
     names = [name for dim in varying if (name := dim.root().name) is not None]
-    other = next((name for name in names if name != names[0]), None)
-    if other is not None:
-        raise Conflict((names[0], other))
+    conflicting = next((name for name in names if name != names[0]), None)
+    if conflicting is not None:
+        raise Conflict((names[0], conflicting))
     if all(same(varying[0], dim) for dim in varying[1:]):
         return varying[0]
-    return Dimension(some[0].size, lost="")
+    return Dimension(dims[0].size, lost="")
 
 
 def part_of(dim: Dimension, size: int) -> Dimension:
-    """Return the dimension of a contiguous part of an array, whose elements lie along the dimension of the whole."""
+    """Return the dimension of a contiguous part of an array."""
     if dim.repeated:
         return Dimension(size, repeated=True)
     return Dimension(size, along=runs_along(dim))
 
 
 def runs_along(dim: Dimension) -> frozenset[str]:
-    """Return the names of the dimensions that the elements of an array lie along, the first one before the second."""
+    """Return the names of the dimensions that contain the elements of this one, in order."""
     root = dim.root()
     return frozenset((root.name,)) if root.name is not None else root.along
 
 
-def beside(parts: Sequence[Dimension], size: int) -> Dimension:
-    """Return the dimension along which arrays are put one behind the other.
-
-    It lies along what all of them lie along. A single element has no order along any dimension, and fits in.
-    """
+def concatenated(parts: Sequence[Dimension], size: int) -> Dimension:
+    """Return the dimension of a concatenation; a single element fits any dimension."""
     names = {runs_along(dim) for dim in parts if dim.size != 1 and not dim.repeated}
     names |= {runs_along(dim) for dim in parts if runs_along(dim)}
     return Dimension(size, along=names.pop() if len(names) == 1 else frozenset())
 
 
 def fresh(shape: Sequence[int]) -> tuple[Dimension, ...]:
-    """Dimensions that nothing is known of."""
+    """Return dimensions without names."""
     return tuple(Dimension(size) for size in shape)
 
 
 def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimension, ...]:
-    """Dimensions after a row-major reshape: kept, merged or, where they had been merged so, split again."""
+    """Return dimensions after a row-major reshape: unchanged, merged or split."""
     result: list[Dimension] = []
     todo = [dim for dim in dims if dim.size != 1]
     for size in shape:
@@ -158,27 +150,27 @@ def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimensio
             result.append(parts[0])
             todo[:0] = parts[1:]
         else:
-            taken: list[Dimension] = []
-            while todo and math.prod(dim.size for dim in taken) < size:
-                taken.append(todo.pop(0))
-            if math.prod(dim.size for dim in taken) != size:
+            merged: list[Dimension] = []
+            while todo and math.prod(dim.size for dim in merged) < size:
+                merged.append(todo.pop(0))
+            if math.prod(dim.size for dim in merged) != size:
                 result.append(Dimension(size))
                 todo = []
             else:
-                result.append(_merged(taken, size))
+                result.append(_merged(merged, size))
     return tuple(result)
 
 
-def _merged(taken: list[Dimension], size: int) -> Dimension:
-    """One dimension of several: the one that was split into them, if there is one."""
-    if all(dim.repeated for dim in taken):
+def _merged(merged: list[Dimension], size: int) -> Dimension:
+    """Merge dimensions; return the dimension that was split into them, if any."""
+    if all(dim.repeated for dim in merged):
         return Dimension(size, repeated=True)
-    parts = [dim.root() for dim in _flat(taken)]
-    found = Dimension(size, factors=tuple(parts))
+    parts = [dim.root() for dim in _flat(merged)]
+    dim = Dimension(size, factors=tuple(parts))
     for whole in tuple(parts[0].wholes):
         if [factor.root() for factor in whole.root().factors] == parts:
-            unify(found, whole)
-    return found
+            unify(dim, whole)
+    return dim
 
 
 def _flat(dims: list[Dimension]) -> tuple[Dimension, ...]:

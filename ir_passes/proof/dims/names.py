@@ -1,9 +1,8 @@
-"""The proof that arrays written to a pool have its named dimensions in the pool's order, even where sizes agree.
+"""Arrays written to a pool have its named dimensions in the pool's order.
 
-Names enter by the pools that a step reads and by `name_dims`; they spread through the operations that make dimensions
-run together. A write ties nothing: the dimensions of what is written must carry the pool's names already. Nor does any
-other operation that puts arrays beside each other or in each other's place: a choice between the old rows and others, a
-write to a part that was taken out, what a loop carries, the branches of a condition.
+Names enter by the pools of a step and by `name_dims`. They spread through operations that align dimensions (addition,
+products). A write aligns nothing: the written array must have the pool's names already. The same holds for operations
+that join arrays, or replace one by another: `select_n`, `concatenate`, carries of loops, branches of `cond`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,48 +17,48 @@ from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
 from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
-from ir_passes.proof.violations import Place, Violation, ViolationKind
+from ir_passes.proof.violations import Place, Violation, ViolationKind, violation_at
 
 Leaves = list[int | None]
 _REMEDY = "give the array its dimensions in the pool's order, or name them: name_dims(x, 'head', 'key', 'value')"
 
 
 def name_dims(x: Array, *names: str | None) -> Array:
-    """Name the dimensions of an array, for the check of pools with named dimensions; returned as it is.
+    """Return the array unchanged, with named dimensions for the check of pools.
 
     Args:
         x: the array.
-        names: one for each dimension; None where it has no name. Inside of a function that `vmap` maps they say
-            nothing, for the array has a dimension more then, which may be any: name it outside.
+        names: one for each dimension, or None. Under `vmap` they have no effect, because the array has one dimension
+            more: name it outside.
 
     Raises:
-        ValueError: another number of names than dimensions.
+        ValueError: the number of names is not the number of dimensions.
     """
     if len(names) != x.ndim:
         raise ValueError(f"name_dims: expected {x.ndim} names for an array of shape {x.shape}, got {names}")
     return checkpoint_name(x, NAMED + ",".join(name or "" for name in names))
 
 
-def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, known: Mapping[Any, Any]) -> list[Violation]:
-    """Return the faults in dimensions of pools that name them; empty where no pool does.
+def dim_violations(bound: BoundContract, flat: ir.ClosedJaxpr, values: Mapping[Any, Any]) -> list[Violation]:
+    """Return the violations of pools with named dimensions.
 
     Args:
         bound: the contract.
         flat: the program.
-        known: the lane proof's abstract values of each program in it, for `Violation.place`.
+        values: program -> variable -> value of the lane proof, for `Violation.place`.
     """
-    if not any(isinstance(one.entry, Pool) and one.entry.dims for one in bound.inputs):
+    if not any(isinstance(array.entry, Pool) and array.entry.dims for array in bound.inputs):
         return []
-    walk = _Walk(bound, known)
-    names = [one.entry.dims if isinstance(one.entry, Pool) else None for one in bound.inputs]
-    inputs = [_with_names(one.shape, dim_names) for one, dim_names in zip(bound.inputs, names, strict=True)]
+    walk = _Walk(bound, values)
+    names = [array.entry.dims if isinstance(array.entry, Pool) else None for array in bound.inputs]
+    inputs = [_with_names(array.shape, dim_names) for array, dim_names in zip(bound.inputs, names, strict=True)]
     leaves: Leaves = [k if dim_names is not None else None for k, dim_names in enumerate(names)]
     results, versions = walk.run(flat.jaxpr, inputs, leaves)
     makers = {id(var): index for index, eqn in enumerate(flat.jaxpr.eqns) for var in eqn.outvars}
-    for before, after in bound.successors.items():
-        if leaves[before] is not None and versions[after] != before:
-            made = makers.get(id(flat.jaxpr.outvars[after]), len(flat.jaxpr.eqns))
-            walk.check(flat.jaxpr, made, before, dict(enumerate(results[after])))
+    for leaf, successor in bound.successors.items():
+        if leaves[leaf] is not None and versions[successor] != leaf:
+            index = makers.get(id(flat.jaxpr.outvars[successor]), len(flat.jaxpr.eqns))
+            walk.check(flat.jaxpr, index, leaf, dict(enumerate(results[successor])))
     return walk.violations
 
 
@@ -69,17 +68,25 @@ def _with_names(shape: Sequence[int], dim_names: tuple[str | None, ...] | None) 
     )
 
 
-class _Walk:
-    """One pass over a program; `leaf` says which variables are versions of which pool with named dimensions."""
+def _tie_names(dims: Dims, names: Sequence[str | None]) -> None:
+    for dim, named in zip(dims, _with_names([dim.size for dim in dims], tuple(names)), strict=True):
+        tie(dim, named)
 
-    def __init__(self, bound: BoundContract, known: Mapping[Any, Any]):
+
+class _Walk:
+    """One pass over a program.
+
+    `leaf` maps a variable to the pool with named dimensions that it is a version of.
+    """
+
+    def __init__(self, bound: BoundContract, values: Mapping[Any, Any]):
         self.bound = bound
-        self.known = known
+        self.values = values
         self.violations: list[Violation] = []
-        self._callers: tuple[str, ...] = ()
+        self._callers: tuple[ir.JaxprEqn, ...] = ()
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
-        """Dimensions of the results, and the pools that they are versions of."""
+        """Return the dimensions of the results, and their pools."""
         dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
         dims.update(zip(jaxpr.invars, inputs, strict=True))
         leaf: dict[Any, int | None] = dict(zip(jaxpr.invars, leaves, strict=True))
@@ -99,7 +106,7 @@ class _Walk:
         return [dims_of(atom) for atom in jaxpr.outvars], [leaf_of(atom) for atom in jaxpr.outvars]
 
     def _equation(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        """Return the dimensions of an equation's results, and the pools that they are versions of."""
+        """Return the dimensions of an equation's results, and their pools."""
         eqn = jaxpr.eqns[index]
         name = eqn.primitive.name
         nothing: Leaves = [None] * len(eqn.outvars)
@@ -110,10 +117,7 @@ class _Walk:
             if name == "name" and eqn.params["name"].startswith(NAMED):
                 dim_names = tuple(dim_name or None for dim_name in eqn.params["name"].removeprefix(NAMED).split(","))
                 if len(dim_names) == len(operands[0]):
-                    for mine, named in zip(
-                        operands[0], _with_names([dim.size for dim in operands[0]], dim_names), strict=True
-                    ):
-                        tie(mine, named)
+                    _tie_names(operands[0], dim_names)
                 return [operands[0]], [pools[0]]
             rule = DIMENSION_RULES.get(name)
             if rule is not None:
@@ -129,14 +133,13 @@ class _Walk:
         return [fresh(ir.shape_of(var)) for var in eqn.outvars], nothing
 
     def _declared(self, eqn: Any, entry: Opaque, operands: list[Dims], pools: Leaves) -> Any:
-        """Results of an operation with a declaration: its pools have the dimensions that it says, before and after."""
-        for dims, one in zip(operands, entry.inputs, strict=True):
-            if isinstance(one, Pool) and one.dims:
-                for dim, named in zip(dims, _with_names([dim.size for dim in dims], one.dims), strict=True):
-                    tie(dim, named)
-        dim_names = [one.dims if isinstance(one, Pool) else None for one in entry.outputs]
-        before = donors(entry)
-        versions = [pools[before[k]] if dims else None for k, dims in enumerate(dim_names)]
+        """Return the results of an operation with declared pools."""
+        for dims, declared in zip(operands, entry.inputs, strict=True):
+            if isinstance(declared, Pool) and declared.dims:
+                _tie_names(dims, declared.dims)
+        dim_names = [declared.dims if isinstance(declared, Pool) else None for declared in entry.outputs]
+        leaves = donors(entry)
+        versions = [pools[leaves[k]] if dims else None for k, dims in enumerate(dim_names)]
         return [_with_names(ir.shape_of(var), dims) for var, dims in zip(eqn.outvars, dim_names, strict=True)], versions
 
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
@@ -148,20 +151,20 @@ class _Walk:
         self.check(jaxpr, index, pool, window)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
-        """Report the whole dimensions that are written and do not carry the pool's names: one fault for each write."""
+        """Report the written dimensions without the pool's names, as one violation for each write."""
         bound = self.bound.inputs[pool]
         assert isinstance(bound.entry, Pool) and bound.entry.dims is not None
         wrong = []
         for axis, dim in written.items():
             expected = bound.entry.dims[axis]
-            anything = axis == bound.entry.axis or dim.size == 1 or dim.repeated or expected is None
-            if anything or runs_along(dim) == {expected}:
+            unchecked = axis == bound.entry.axis or dim.size == 1 or dim.repeated or expected is None
+            if unchecked or runs_along(dim) == {expected}:
                 continue
-            found = dim.root().name
-            what = "an array that has no name for it" if found is None else f"dimension {found!r} of an array"
-            if found is None and dim.root().lost:
-                what += f", put together from several at {dim.root().lost}"
-            wrong.append(f"dimension {expected!r} of {bound.path} is written with {what}")
+            name = dim.root().name
+            source = "an array that has no name for it" if name is None else f"dimension {name!r} of an array"
+            if name is None and dim.root().lost:
+                source += f", put together from several at {dim.root().lost}"
+            wrong.append(f"dimension {expected!r} of {bound.path} is written with {source}")
         if wrong:
             names = [None if axis == bound.entry.axis else name for axis, name in enumerate(bound.entry.dims)]
             named = f"name_dims(x, {', '.join(map(repr, names))})"
@@ -172,32 +175,30 @@ class _Walk:
             self._report(jaxpr, index, "; ".join(wrong), [bound.path], remedy)
 
     def _conflict(self, jaxpr: Any, index: int, conflict: Conflict, how: str) -> None:
-        one, other = conflict.names
-        pools = [pool.path for pool in self.bound.inputs if {one, other} & set(getattr(pool.entry, "dims", None) or ())]
-        self._report(jaxpr, index, f"dimension {one!r} of a pool {how} dimension {other!r}", pools)
+        first, second = conflict.names
+        names, inputs = set(conflict.names), self.bound.inputs
+        pools = [pool.path for pool in inputs if names & set(getattr(pool.entry, "dims", None) or ())]
+        self._report(jaxpr, index, f"dimension {first!r} of a pool {how} dimension {second!r}", pools)
 
     def _report(self, jaxpr: Any, index: int, message: str, pools: Sequence[str], remedy: str = _REMEDY) -> None:
-        eqn = jaxpr.eqns[index] if index < len(jaxpr.eqns) else None
-        name, frames = ("", ()) if eqn is None else (eqn.primitive.name, (*ir.frames_of(eqn), *self._callers))
-        place = Place(jaxpr, index, self.known.get(jaxpr, {}))
-        source, *around = frames or ("unknown",)
-        kind = ViolationKind.DIMENSIONS
-        self.violations.append(Violation(kind, name, source, message, remedy, tuple(pools), place, tuple(around)))
+        place = Place(jaxpr, index, self.values.get(jaxpr, {}))
+        violation = violation_at(place, ViolationKind.DIMENSIONS, message, remedy, tuple(pools), self._callers)
+        self.violations.append(violation)
 
     def _placed(self, eqn: Any, results: list[Dims]) -> list[Dims]:
-        """Record the place where an equation has lost dimensions."""
+        """Record the line of lost names."""
         for dim in (dim for dims in results for dim in dims if dim.lost == ""):
             dim.lost = ir.source_of(eqn)
         return results
 
     def _nested(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        """Run the programs inside an equation; None where it has none."""
-        before = self._callers
-        self._callers = (*ir.frames_of(jaxpr.eqns[index]), *before)
+        """Run the programs inside an equation; None if it has no program."""
+        outer = self._callers
+        self._callers = (jaxpr.eqns[index], *outer)
         try:
             return self._inside(jaxpr, index, operands, pools)
         finally:
-            self._callers = before
+            self._callers = outer
 
     def _inside(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
         eqn = jaxpr.eqns[index]
@@ -240,24 +241,24 @@ class _Walk:
     def _loop(
         self, jaxpr: Any, index: int, body: Any, counts: tuple[int, int], inner: list[Dims], pools: Leaves
     ) -> Any:
-        """Run a loop's body, of constants, carries and scanned arrays, to the fixpoint of its carries' dimensions."""
-        before, end = counts[0], sum(counts)
-        given, leaves = list(inner), list(pools)
+        """Run a loop's body to the fixpoint of its carries."""
+        begin, end = counts[0], sum(counts)
+        dims_in, leaves = list(inner), list(pools)
         while True:
-            kept = len(self.violations)
-            results, versions = self.run(ir.closed(body).jaxpr, given, leaves)
-            carried = [_carried(*dims) for dims in zip(given[before:end], results, strict=False)]
-            same_leaves: Leaves = [_common(*two) for two in zip(leaves[before:end], versions, strict=False)]
-            if carried == given[before:end] and same_leaves == leaves[before:end]:
+            mark = len(self.violations)
+            results, versions = self.run(ir.closed(body).jaxpr, dims_in, leaves)
+            carried = [_carried(*dims) for dims in zip(dims_in[begin:end], results, strict=False)]
+            same_leaves: Leaves = [_common(*two) for two in zip(leaves[begin:end], versions, strict=False)]
+            if carried == dims_in[begin:end] and same_leaves == leaves[begin:end]:
                 break
-            given[before:end], leaves[before:end] = carried, same_leaves
-            del self.violations[kept:]
-        for k, start in enumerate(inner[before:end]):
+            dims_in[begin:end], leaves[begin:end] = carried, same_leaves
+            del self.violations[mark:]
+        for k, start in enumerate(inner[begin:end]):
             results[k] = self._joined(jaxpr, index, start, results[k])
         return results, versions
 
     def _joined(self, jaxpr: Any, index: int, *arrays: Dims) -> Dims:
-        """Join the dimensions of several arrays of which the result is one."""
+        """Join the dimensions of arrays; the result is one of the arrays."""
         result = []
         for dims in zip(*arrays, strict=True):
             try:
@@ -272,22 +273,21 @@ def _common(*leaves: int | None) -> int | None:
     return leaves[0] if len(set(leaves)) == 1 else None
 
 
-def _carried(given: Dims, after: Dims) -> Dims:
-    """Join the dimensions that a loop was taken to carry into its body with those that came out of it."""
+def _carried(carry: Dims, results: Dims) -> Dims:
+    """Join the assumed dimensions of a carry with the dimensions of the body's result."""
     return tuple(
-        one if one.lost is not None or other.repeated or (same(one, other) and not one.repeated)
-        else other if one.repeated
-        else Dimension(one.size, lost="")
-        for one, other in zip(given, after, strict=True)
+        old if old.lost is not None or new.repeated or (same(old, new) and not old.repeated)
+        else new if old.repeated
+        else Dimension(old.size, lost="")
+        for old, new in zip(carry, results, strict=True)
     )  # fmt: skip
 
 
 def _resized(arrays: Sequence[Dims], shapes: Sequence[Sequence[int]]) -> list[Dims]:
-    """Return the dimensions of the part of each array that a device has, or of the arrays that the parts make up."""
-    found = []
+    """Return the dimensions of the devices' parts, or of the joined parts."""
+    resized = []
     for dims, shape in zip(arrays, shapes, strict=True):
-        other = tuple(Dimension(size, repeated=dim.repeated) for dim, size in zip(dims, shape, strict=True))
-        for one, part in zip(dims, other, strict=True):
-            tie(one, part)
-        found.append(other)
-    return found
+        resized.append(tuple(Dimension(size, repeated=dim.repeated) for dim, size in zip(dims, shape, strict=True)))
+        for dim, part in zip(dims, resized[-1], strict=True):
+            tie(dim, part)
+    return resized

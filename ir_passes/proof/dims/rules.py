@@ -1,7 +1,6 @@
-"""The rules that say which dimensions of operands and results run together, one for each operation.
+"""Rules that align dimensions of operands and results, one for each operation.
 
-An operation without a rule here ties nothing: a dimension that nothing ties is then reported where it is written to a
-pool with named dimensions.
+An operation without a rule aligns nothing; a dimension without a name is then reported at the write to the pool.
 """
 
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from ir_passes.jaxpr.mesh import array_axes_of
 from ir_passes.jaxpr.primitives import CUMULATIVE, DEVICE_SUMS, ELEMENTWISE, IDENTITIES, REDUCTIONS, SCATTERS
 from ir_passes.proof.dims.classes import (
     Dimension,
-    beside,
+    concatenated,
     fresh,
     met,
     part_of,
@@ -25,7 +24,7 @@ Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
 DIMENSION_RULES: dict[str, Rule] = {}
 IGNORED: dict[str, frozenset[str]] = {}
-"""Parameters that a rule need not read: they decide whose elements are whose, not which dimensions run together."""
+"""Parameters that a rule need not read: they select elements and do not align dimensions."""
 _LENGTHS = """
 dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
 reps repeats shape sizes slice_sizes start_indices strides update_consts update_jaxpr
@@ -62,16 +61,16 @@ def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
 
 @_rule("bitcast_convert_type")
 def _bits(eqn: Any, x: Dims) -> list[Dims]:
-    """Add or drop the last dimension where the new dtype has another number of bits."""
+    """Add or drop the last dimension if the width of the dtype changes."""
     shape = eqn.outvars[0].aval.shape
     return [(*x, Dimension(shape[-1])) if len(shape) > len(x) else x[: len(shape)]]
 
 
 @_rule("select_n")
-def _select(eqn: Any, which: Dims, *cases: Dims) -> list[Dims]:
-    """Join the cases; the predicate's dimensions run along with theirs."""
+def _select(eqn: Any, predicate: Dims, *cases: Dims) -> list[Dims]:
+    """Join the cases, and align the predicate with them."""
     result = [met(*dims) for dims in zip(*cases, strict=True)]
-    for axis, mask in enumerate(which):
+    for axis, mask in enumerate(predicate):
         if result[axis].repeated:
             result[axis] = mask
         elif all(same(case[axis], cases[0][axis]) or case[axis].repeated for case in cases):
@@ -97,7 +96,7 @@ def _sort(eqn: Any, *operands: Dims) -> list[Dims]:
 
 @_rule("reshape", "squeeze", ignores="dimensions")
 def _reshape(eqn: Any, x: Dims) -> list[Dims]:
-    """Row-major: the normal form of a program has no reshape with `dimensions`."""
+    """Reshape in row-major order: the normal form has no `dimensions`."""
     return [reshape(x, eqn.outvars[0].aval.shape)]
 
 
@@ -107,9 +106,9 @@ def _broadcast(eqn: Any, x: Dims, *_: Dims) -> list[Dims]:
     for dim, to in zip(x, map(int, eqn.params["broadcast_dimensions"]), strict=True):
         if dim.size == result[to].size:
             result[to] = dim
-    kept = set(map(int, eqn.params["broadcast_dimensions"]))
+    targets = set(map(int, eqn.params["broadcast_dimensions"]))
     for axis, dim in enumerate(result):
-        if axis not in kept or all(dim is not old for old in x):
+        if axis not in targets or all(dim is not old for old in x):
             result[axis] = Dimension(dim.size, repeated=True)
     return [tuple(result)]
 
@@ -121,8 +120,8 @@ def _transpose(eqn: Any, x: Dims) -> list[Dims]:
 
 @_rule(*REDUCTIONS)
 def _reduce(eqn: Any, x: Dims) -> list[Dims]:
-    gone = {int(axis) for axis in eqn.params["axes"]}
-    return [tuple(dim for axis, dim in enumerate(x) if axis not in gone)]
+    reduced = {int(axis) for axis in eqn.params["axes"]}
+    return [tuple(dim for axis, dim in enumerate(x) if axis not in reduced)]
 
 
 @_rule("dot_general")
@@ -137,7 +136,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
 
 @_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
-    """Keep the dimensions that keep their length; a contiguous part lies along the dimension of the whole."""
+    """Return the dimensions of parts; a dimension with its full length is unchanged."""
     contiguous = eqn.primitive.name != "tile" and all(step == 1 for step in eqn.params.get("strides") or ())
     return [
         tuple(
@@ -162,7 +161,7 @@ def _concatenate(eqn: Any, *parts: Dims) -> list[Dims]:
     along = int(eqn.params["dimension"])
     size = eqn.outvars[0].aval.shape[along]
     columns = enumerate(zip(*parts, strict=True))
-    return [tuple(beside(dims, size) if axis == along else met(*dims) for axis, dims in columns)]
+    return [tuple(concatenated(dims, size) if axis == along else met(*dims) for axis, dims in columns)]
 
 
 @_rule("stack")
@@ -174,8 +173,8 @@ def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
 
 @_rule(*DEVICE_SUMS, "pmax", "pmin")
 def _reduced_over_devices(eqn: Any, *operands: Dims) -> list[Dims]:
-    gone = array_axes_of(eqn)
-    return [tuple(dim for axis, dim in enumerate(x) if axis not in gone) for x in operands]
+    reduced = array_axes_of(eqn)
+    return [tuple(dim for axis, dim in enumerate(x) if axis not in reduced) for x in operands]
 
 
 @_rule("gather")
@@ -197,18 +196,18 @@ def _gather(eqn: Any, x: Dims, indices: Dims) -> list[Dims]:
 
 
 def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[int, Dimension]:
-    """The dimensions of the updates that stand for whole dimensions of the operand."""
+    """Return the dimensions of the updates that replace whole dimensions of the operand."""
     n = eqn.params["dimension_numbers"]
     hidden = {*map(int, n.inserted_window_dims), *map(int, n.operand_batching_dims)}
     window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
-    found = {old: updates[new] for old, new in window if x[old].size == updates[new].size}
+    whole_dims = {old: updates[new] for old, new in window if x[old].size == updates[new].size}
     for old, axis in zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True):
         tie(x[int(old)], indices[int(axis)])
-    return found
+    return whole_dims
 
 
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
-    """Write one array into a part of another; along the other axes the part begins anywhere.
+    """Write an array into a part of another, at any start along the other axes.
 
     If several dimensions are merged into one axis, an index along it may put any of them in the place of another.
     """
@@ -231,7 +230,7 @@ def _update(eqn: Any, x: Dims, new: Dims, *starts: Dims) -> list[Dims]:
 
 
 def window_of_update(x: Dims, new: Dims) -> dict[int, Dimension]:
-    """Return the dimensions of an update slice that stand for whole dimensions of the operand."""
+    """Return the dimensions of an update that replace whole dimensions of the operand."""
     return {axis: dim for axis, (old, dim) in enumerate(zip(x, new, strict=True)) if old.size == dim.size}
 
 

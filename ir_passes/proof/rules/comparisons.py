@@ -6,7 +6,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.elementwise import bounds_of, combined, has_row
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import ActiveCount, Iota, Negative, OneHot, Spread, Value
+from ir_passes.proof.values import ActiveCount, BroadcastVector, Iota, Negative, OneHot, Value
 
 
 @rule("lt", "le", "gt", "ge")
@@ -51,8 +51,8 @@ def equal(site: Site, x: Value, y: Value) -> list[Value]:
     return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
-def _spread(value: Value, shape: tuple[int, ...]) -> Spread | None:
-    if isinstance(value.fact, Spread):
+def _spread(value: Value, shape: tuple[int, ...]) -> BroadcastVector | None:
+    if isinstance(value.fact, BroadcastVector):
         return value.fact
     long = [axis for axis, size in enumerate(shape) if size != 1]
-    return Spread(value.number, long[0]) if len(long) == 1 else None
+    return BroadcastVector(value.number, long[0]) if len(long) == 1 else None

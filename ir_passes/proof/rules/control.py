@@ -26,13 +26,13 @@ from ir_passes.proof.values import (
     ActiveLane,
     Constant,
     Iota,
-    Kept,
+    LaneOfToken,
+    NonPadding,
     PageEntry,
-    Real,
-    SegmentAt,
     SegmentIds,
     SlotEntry,
     Tiles,
+    UnchangedRows,
     Value,
     WithinLane,
 )
@@ -49,7 +49,7 @@ def join_values(site: Site, one: Value, other: Value) -> Value:
     if one == other:
         return one
     owner = _in_order(site, _merge_owners(site, one.owner, other.owner), one, other)
-    same_kept = one.kept == other.kept
+    same_kept = one.intact == other.intact
     version = one.version if one.version == other.version else None
     if version is None and one.version is not None and other.version is not None:
         leaves = {site.prover.versions.leaf_of[one.version], site.prover.versions.leaf_of[other.version]}
@@ -60,7 +60,7 @@ def join_values(site: Site, one: Value, other: Value) -> Value:
         one.number if one.number == other.number else site.prover.fresh(),
         hull(one.range, other.range),
         one.fact if one.fact == other.fact and not isinstance(one.fact, Constant) else None,
-        one.kept if same_kept else None,
+        one.intact if same_kept else None,
         version,
         one.uniform & other.uniform,
     )
@@ -94,7 +94,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
         return [
             value
             if isinstance(value.owner, PoolRows) and value.owner.unframed is None and mine
-            else value.but(owner=site.join(value.owner, predicate), number=0)
+            else value.replace(owner=site.join(value.owner, predicate), number=0)
             for value in values
         ]
     message = "a branch or the length of a loop depends on several lanes, so that each of them can change all results"
@@ -149,10 +149,10 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
             test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            counted = [value.but(fact=ActiveLane()) if k in counters else value for k, value in enumerate(carry)]
+            counted = [value.replace(fact=ActiveLane()) if k in counters else value for k, value in enumerate(carry)]
             after = interpret(prover, body.jaxpr, consts, [*inner, *counted])
         if each and not isinstance(test[0].owner, Mixed):
-            after = [value.but(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
+            after = [value.replace(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
         return after, test
 
     each = condition.jaxpr.outvars[0].aval.shape != ()
@@ -185,7 +185,7 @@ def _settled(
     carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
     for _ in range(MAX_ROUNDS * len(carry)):
         forget = prover.mark()
-        after, rest = once([value.but(number=prover.fresh()) for value in carry])
+        after, rest = once([value.replace(number=prover.fresh()) for value in carry])
         again = [
             _widened(site, old, carried(new) or _outliving(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, after, strict=True))
@@ -197,19 +197,21 @@ def _settled(
     else:
         owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
         carry = [Value(owner) for _ in carry]
-        after, rest = once([value.but(number=prover.fresh()) for value in carry])
+        after, rest = once([value.replace(number=prover.fresh()) for value in carry])
     results = []
     for old, new in zip(carry, after, strict=True):
         new = _outliving(site, new, mark)
         stale = old.version is not None and new.version is None
-        results.append(join_values(site, old, new).but(number=prover.fresh(), version=None if stale else new.version))
+        results.append(
+            join_values(site, old, new).replace(number=prover.fresh(), version=None if stale else new.version)
+        )
     return results, rest
 
 
 def _entering(site: Site, value: Value, counter: Any) -> Value:
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
-    return value.but(number=0, fact=fact, range=bounds)
+    return value.replace(number=0, fact=fact, range=bounds)
 
 
 def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
@@ -223,11 +225,11 @@ def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
     bounds = old.range
     if counter is None and bounds is not None and new.range != bounds:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
-    kept = old.kept if old.kept == new.kept else None
+    intact = old.intact if old.intact == new.intact else None
     fact = old.fact if old.fact == new.fact else None
     owner = _in_order(site, owner, old, new)
     version = old.version if same_chain or old.version == new.version else None
-    return Value(owner, NONE, bounds, fact, kept, version, old.uniform & new.uniform)
+    return Value(owner, NONE, bounds, fact, intact, version, old.uniform & new.uniform)
 
 
 def _outliving(site: Site, value: Value, mark: int) -> Value:
@@ -291,7 +293,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         numbers = [turn if k in counts else prover.fresh() for k in range(len(taken))]
-        inputs = [*consts, *carry, *(one.but(number=number) for one, number in zip(taken, numbers, strict=True))]
+        inputs = [*consts, *carry, *(one.replace(number=number) for one, number in zip(taken, numbers, strict=True))]
         results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
@@ -307,7 +309,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         # the same loop over the same arrays, wherever it stands
         key = ("scan", fingerprint(flatten(body), without=PLACES), length, params["reverse"], num_consts, num_carry)
         known = [value.number for value in operands]
-        carry = [value.but(number=prover.number((*key, k), *known)) for k, value in enumerate(carry)]
+        carry = [value.replace(number=prover.number((*key, k), *known)) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
     tiles = [value.fact for value in xs if isinstance(value.fact, Tiles) and value.fact.tiles == 0]
     lengths = [shape[:1] for shape in ir.shapes(body.jaxpr.outvars[num_carry:])]
@@ -335,13 +337,13 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, step))
-    kept = None if value.kept is None else Kept(value.kept.leaf, entered(value.kept.view, step))
+    intact = None if value.intact is None else UnchangedRows(value.intact.leaf, entered(value.intact.view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
-    if isinstance(value.fact, SegmentIds | Real) and value.fact.axis == 0:
+    if isinstance(value.fact, SegmentIds | NonPadding) and value.fact.axis == 0:
         layout = value.fact.layout
         token = _of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
         if isinstance(value.fact, SegmentIds):
-            fact = SegmentAt(token, layout, value.fact.padding)
+            fact = LaneOfToken(token, layout, value.fact.padding)
         else:
             fact = replace(value.fact, axis=None, token=token)
     elif (
@@ -351,7 +353,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
         fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, LAYOUT_FACTS):
         fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
-    return Value(owner, NONE, value.range, fact, kept, site.prover.versions.part_of(value.version))
+    return Value(owner, NONE, value.range, fact, intact, site.prover.versions.part_of(value.version))
 
 
 def _of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
@@ -390,12 +392,12 @@ def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symb
 def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows]) -> Value:
     """Stack the value of each iteration along a new axis 0."""
     owner, step = value.owner, ("scan", loop)
-    whole = None if value.kept is None else left(value.kept.view, step)
-    kept = None if value.kept is None or whole is None else Kept(value.kept.leaf, whole)
+    whole = None if value.intact is None else left(value.intact.view, step)
+    intact = None if value.intact is None or whole is None else UnchangedRows(value.intact.leaf, whole)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in sources:
             if _of_iteration(site, loop, rows, owner.lane.size).number == owner.lane.number:
-                return Value(moved(rows, 0), range=value.range, kept=kept)
+                return Value(moved(rows, 0), range=value.range, intact=intact)
         tokens = LaneRows(0, packed=owner.packed)
         if owner.packed and _of_iteration(site, loop, tokens, owner.lane.size).number == owner.lane.number:
             return Value(tokens, range=value.range)
@@ -404,9 +406,9 @@ def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows]) ->
         if view is None:
             return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
         owner = replace(owner, axis=owner.axis + 1, view=view)
-        return Value(owner, kept=kept, version=site.prover.versions.put_together(value.version))
+        return Value(owner, intact=intact, version=site.prover.versions.put_together(value.version))
     value = _outliving(site, value, loop)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:
         owner = moved(owner, axis + 1)
-    return Value(owner, range=value.range, kept=kept)
+    return Value(owner, range=value.range, intact=intact)

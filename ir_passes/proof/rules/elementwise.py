@@ -24,19 +24,19 @@ from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.rules.survival import outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    Ahead,
+    DeviceOffset,
     HasRow,
     Implies,
     Iota,
-    Kept,
     Negative,
     PageEntry,
     Permuted,
-    Raised,
+    PlusConstant,
     Range,
     RemainderOf,
     SignOf,
     SlotEntry,
+    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import View, entered, left
@@ -136,13 +136,13 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
-        if isinstance(device.fact, Ahead) and times is not None and result.range is not None:
-            result = result.but(fact=Ahead(device.fact.over, device.fact.rows * times))
-        slots = device.fact if isinstance(device.fact, SlotEntry) and device.fact.less is None else None
+        if isinstance(device.fact, DeviceOffset) and times is not None and result.range is not None:
+            result = result.replace(fact=DeviceOffset(device.fact.over, device.fact.rows * times))
+        slots = device.fact if isinstance(device.fact, SlotEntry) and device.fact.offset is None else None
         if slots is not None and times is not None and times > 0 and result.range is not None:
-            result = result.but(fact=replace(slots, stride=slots.stride * times, spare=slots.spare * times))
+            result = result.replace(fact=replace(slots, stride=slots.stride * times, spare=slots.spare * times))
         pages = page_tables.times(device, times, result.range)
-        result = result if pages is None else result.but(fact=pages)
+        result = result if pages is None else result.replace(fact=pages)
     return [result]
 
 
@@ -159,12 +159,12 @@ def add(site: Site, x: Value, y: Value) -> list[Value]:
             continue
         # what is below row 0 may become a row
         inside = offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride
-        if inside and "below" not in slots.instead:
+        if inside and "below" not in slots.alternatives:
             fact = replace(slots, spare=slots.spare + offset.range[1])
     fact = fact or page_tables.plus(x, y, bounds) or page_tables.plus(y, x, bounds)
     by = constant_of(y)
     if fact is None and by is not None and by >= 0 and site.shapes[0] == site.shape:
-        fact = Raised(x.number, by)
+        fact = PlusConstant(x.number, by)
     return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
@@ -174,9 +174,9 @@ def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     if constant_of(y) == 0 and site.shapes[0] == site.shape:
         return [x]
     bounds, fact = bounds_of(site, (x, y)), None
-    slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.less is None and x.fact.stride == 1 else None
-    if slots is not None and isinstance(y.fact, Ahead) and bounds is not None:
-        fact = replace(slots, less=y.fact)
+    slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.offset is None and x.fact.stride == 1 else None
+    if slots is not None and isinstance(y.fact, DeviceOffset) and bounds is not None:
+        fact = replace(slots, offset=y.fact)
     return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
@@ -187,11 +187,11 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
     by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
         if isinstance(x.fact, Iota):
-            result = result.but(fact=Iota(x.fact.axis, x.fact.div * by))
+            result = result.replace(fact=Iota(x.fact.axis, x.fact.div * by))
         elif isinstance(x.fact, Permuted):
-            result = result.but(fact=Permuted(x.fact.order, x.fact.div * by))
+            result = result.replace(fact=Permuted(x.fact.order, x.fact.div * by))
         elif isinstance(x.fact, PageEntry):
-            result = result.but(fact=page_tables.over(x, by))
+            result = result.replace(fact=page_tables.over(x, by))
     return [result]
 
 
@@ -257,13 +257,13 @@ def convert(site: Site, x: Value) -> list[Value]:
     owner = combined(site, (x,)) if before != after else x.owner
     integers = is_integer(before) and is_integer(after)
     if before == after or (integers and bounds is not None):
-        wrapped = isinstance(x.fact, Raised) and x.range is None
-        return [x.but(range=bounds, fact=None if wrapped else x.fact)]
+        wrapped = isinstance(x.fact, PlusConstant) and x.range is None
+        return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
     fact = outlives(x.fact, site.name, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=_converted(owner.view, before, after))
-    kept = None if x.kept is None else Kept(x.kept.leaf, _converted(x.kept.view, before, after))
-    return [Value(owner, NONE, bounds, fact, kept)]
+    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted(x.intact.view, before, after))
+    return [Value(owner, NONE, bounds, fact, intact)]
 
 
 def _converted(view: View, before: Any, after: Any) -> View:
@@ -300,7 +300,7 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
     if which.range is not None and which.range[0] == which.range[1] and 0 <= which.range[0] < len(cases):
         return [cases[which.range[0]]]
     if all(case.number == cases[0].number for case in cases):
-        return [cases[0].but(owner=site.join(which.owner, *(case.owner for case in cases)))]
+        return [cases[0].replace(owner=site.join(which.owner, *(case.owner for case in cases)))]
     owner = combined(site, (which, *cases))
     shared = isinstance(which.owner, Common) and site.shapes[0] == ()
     versions = {case.version for case in cases}
@@ -309,10 +309,10 @@ def select(site: Site, which: Value, *cases: Value) -> list[Value]:
         if not shared or len(views) > 1:
             owner = site.unframed(owner)
     bounds = _counted_from_end(site, which, cases) or hull(*(case.range for case in cases))
-    kept = cases[0].kept if all(case.kept == cases[0].kept for case in cases) else None
+    intact = cases[0].intact if all(case.intact == cases[0].intact for case in cases) else None
     cases = packed_tokens.real_only(which, cases)
     fact = _guarded(site, which, cases) or page_tables.chosen(site, which, cases)
-    return [Value(owner, NONE, bounds, fact, kept, versions.pop() if len(versions) == 1 else None)]
+    return [Value(owner, NONE, bounds, fact, intact, versions.pop() if len(versions) == 1 else None)]
 
 
 def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Range | None:
@@ -322,7 +322,7 @@ def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Ran
     """
     x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
     known = x.range or dtype_range(site.eqn.invars[1].aval)
-    if not isinstance(raised, Raised) or known is None or raised.number != x.number:
+    if not isinstance(raised, PlusConstant) or known is None or raised.number != x.number:
         return None
     if which.fact != Negative(x.number) or site.shapes[0] != site.shape:
         return None
@@ -339,9 +339,9 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
         return None
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
-    instead = {_owned_by_none(case, entry, slots[0].stride) for case in others}
-    # `less` is subtracted from the other rows, too: a row of this device's count is another row on each device
-    if None in instead or (instead - {"past"} and slots[0].less is not None):
+    alternatives = {_owned_by_none(case, entry, slots[0].stride) for case in others}
+    # `offset` is subtracted from the other rows, too: a row of this device's count is another row on each device
+    if None in alternatives or (alternatives - {"past"} and slots[0].offset is not None):
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
     before = () if slots[0].guard is None else (slots[0].guard,)
@@ -349,13 +349,13 @@ def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | 
     within = [case.range[1] for case in others if case.range is not None and case.range[1] < slots[0].stride]
     spare = max(slots[0].spare, *within, 0)  # of elements of the null row, too
     where = which.fact if site.shapes[0] == site.shape and len(cases) == 2 else None
-    taken = slots[0].taken or where == HasRow(cases[1].number)
-    instead = slots[0].instead.union(filter(None, instead))
-    return replace(slots[0], guard=guard, instead=instead, spare=spare, taken=taken)
+    non_null = slots[0].non_null or where == HasRow(cases[1].number)
+    alternatives = slots[0].alternatives.union(filter(None, alternatives))
+    return replace(slots[0], guard=guard, alternatives=alternatives, spare=spare, non_null=non_null)
 
 
 def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
-    """Return the kind of a row that no lane owns, as in `SlotEntry.instead`; None for a row that a lane may own.
+    """Return the kind of a row that no lane owns, as in `SlotEntry.alternatives`; None for a row that a lane may own.
 
     Args:
         stride: of the elements from one row to the next.

@@ -72,12 +72,12 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
                 f"each device along {', '.join(apart)} may have rows in an order of its own, and they are exchanged"
             )
             return site.mixed(message, "undo the order before the exchange", ViolationKind.COLLECTIVE)
-    if isinstance(owner, LaneRows | OneLane) and owner.held:
-        if set(axes) != set(owner.held) or site.params.get("axis_index_groups") is not None:
-            held, over = ", ".join(owner.held), ", ".join(axes)
+    if isinstance(owner, LaneRows | OneLane) and owner.unreduced:
+        if set(axes) != set(owner.unreduced) or site.params.get("axis_index_groups") is not None:
+            held, over = ", ".join(owner.unreduced), ", ".join(axes)
             message = f"a row that one device along {held} has, and all others have as zeros, is summed over {over}"
             return site.mixed(message, f"sum it over {held}", ViolationKind.COLLECTIVE)
-        return replace(owner, held=())
+        return replace(owner, unreduced=())
     return _along(site, owner, shape) if site.name not in (*DEVICE_SUMS, "pmax", "pmin", "ppermute") else owner
 
 

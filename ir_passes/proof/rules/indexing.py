@@ -28,7 +28,17 @@ from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered, reveals_places
-from ir_passes.proof.values import ActiveLane, Constant, Counts, Iota, Kept, PageEntry, Permuted, SlotEntry, Value
+from ir_passes.proof.values import (
+    ActiveLane,
+    Constant,
+    Counts,
+    Iota,
+    PageEntry,
+    Permuted,
+    SlotEntry,
+    UnchangedRows,
+    Value,
+)
 from ir_passes.proof.violations import ViolationKind
 
 _OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
@@ -76,11 +86,11 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     if isinstance(operand.fact, SlotEntry) and fills and packed_tokens.by_token(access):
         fact = _slots_or_filler(site, operand, access)
     if isinstance(fact, SlotEntry | PageEntry) and packed_tokens.entries_of_padding(access):
-        fact = replace(fact, instead=fact.instead | {"last"})
+        fact = replace(fact, alternatives=fact.alternatives | {"last"})
     fact = fact or packed_tokens.segment_at(site, operand, access)
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
-        return operand.but(owner=owner)
+        return operand.replace(owner=owner)
     if (
         len(access.full) == 1
         and not access.window
@@ -92,9 +102,11 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         fact = _composed(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
-    kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, -1))
+    intact = (
+        None if operand.intact is None else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, -1))
+    )
     number = _reordered(site, operand, access)
-    return Value(owner, number, bounds, fact, kept)
+    return Value(owner, number, bounds, fact, intact)
 
 
 def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | None:
@@ -108,7 +120,7 @@ def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | 
     before = () if fact.guard is None else (fact.guard,)
     form = "filled", filler, len(before)
     guard = site.prover.number(form, *before, *(value.number for value in access.columns.values()))
-    return None if kind is None else replace(fact, guard=guard, instead=fact.instead | {kind})
+    return None if kind is None else replace(fact, guard=guard, alternatives=fact.alternatives | {kind})
 
 
 def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
@@ -120,7 +132,7 @@ def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | N
     if not isinstance(filler, int):
         return None
     kind = page_tables.nowhere(site, Value(range=(filler, filler)), (operand,))
-    return None if kind is None else replace(fact, instead=fact.instead | {kind})
+    return None if kind is None else replace(fact, alternatives=fact.alternatives | {kind})
 
 
 def _reordered(site: Site, operand: Value, access: Access) -> Number:
@@ -184,7 +196,7 @@ def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
     if access.sizes[axis] == 1 and access.inside(axis):
         if isinstance(index.fact, Iota) and (rows.order is None or index.fact.div == 1):
             at = access.index_axes[index.fact.axis]
-            return replace(rows, axis=at, inner=rows.inner * index.fact.div, held=())
+            return replace(rows, axis=at, inner=rows.inner * index.fact.div, unreduced=())
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     if isinstance(index.owner, Mixed) and index.fact is None:
@@ -206,7 +218,7 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     counts_up = isinstance(updates.fact, Iota) and updates.fact.div == 1 and site.shapes[2] == access.full
     if counts_up and isinstance(order, Permuted) and order.div == 1 and len(access.full) == 1 and access.inside(0):
         inverse = Order(order.order.number, not order.order.inverse)
-        return [result.but(fact=Permuted(inverse), range=updates.range)]
+        return [result.replace(fact=Permuted(inverse), range=updates.range)]
     return [result]
 
 
@@ -228,7 +240,7 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
     counts = placed and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
     if counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
         key = site.prover.same_counts.get(column.number, column.number)
-        return [result.but(fact=Counts(key, every=access.inside(0)))]
+        return [result.replace(fact=Counts(key, every=access.inside(0)))]
     return [result]
 
 
@@ -250,11 +262,11 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     if access.sizes == access.full and replaces and not access.columns and once:
         return updates
     owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
-    kept = operand.kept
-    if kept is not None and not access.all_outside() and not _to_active_lane(operand.owner, access):
-        kept = kept.after_write(updates.kept, lambda view: access.put(view, -1)) if replaces else None
+    intact = operand.intact
+    if intact is not None and not access.all_outside() and not _to_active_lane(operand.owner, access):
+        intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
-    return Value(owner, NONE, bounds, None, kept, site.prover.versions.succeed(operand.version))
+    return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))
 
 
 def _to_active_lane(owner: Owner, access: Access) -> bool:
@@ -317,7 +329,7 @@ def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple
         return None
     groups, left_over = divmod(rows.inner, order.div)
     if rows.order == order.order and not left_over:
-        return rows, replace(rows, axis=dim, inner=groups, order=None, held=())
+        return rows, replace(rows, axis=dim, inner=groups, order=None, unreduced=())
     if order.div != 1:
         return None
     return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
@@ -341,7 +353,7 @@ def _one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owne
     """Return the owner after one lane's values are written to its own row of an array of lanes."""
     for dim in access.columns:
         rows = operand if isinstance(operand, LaneRows) else LaneRows(dim)
-        if access.sizes[dim] == 1 and packed_tokens.turn(site, rows, access, dim) == owner:
+        if access.sizes[dim] == 1 and packed_tokens.loop_token(site, rows, access, dim) == owner:
             return rows
     if isinstance(operand, LaneRows):
         axis = operand.axis

@@ -65,9 +65,9 @@ def kernel_index(site: Site, index: Value) -> list[Value]:
 
 def _span(site: Site, index: Value) -> tuple[int, int] | None:
     fact = index.fact
-    if not isinstance(fact, SlotEntry | PageEntry) or fact.instead or (fact.stride, fact.spare) != (1, 0):
+    if not isinstance(fact, SlotEntry | PageEntry) or fact.alternatives or (fact.stride, fact.spare) != (1, 0):
         return None
-    if isinstance(fact, SlotEntry) and (fact.guard is not None or fact.less is not None):
+    if isinstance(fact, SlotEntry) and (fact.guard is not None or fact.offset is not None):
         return None
     entry = site.prover.bound.inputs[fact.leaf].entry
     return (0, entry.size - 1) if isinstance(entry, SlotMap | PageTable) else None

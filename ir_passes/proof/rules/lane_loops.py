@@ -37,12 +37,12 @@ def stops_by_lane(
     active = _any_of(condition.jaxpr, condition.jaxpr.outvars[0])
     if active is None:
         return False
-    carry = [value.but(number=prover.fresh()) for value in carry]
+    carry = [value.replace(number=prover.fresh()) for value in carry]
     with prover.trial():
         for program, consts in ((condition, outer), (body, inner)):
             interpret(prover, program.jaxpr, [prover.constant(c) for c in program.consts], [*consts, *carry])
     flags = _opposites(prover, condition.jaxpr, *active)
-    env, carries = prover.known[body.jaxpr], body.jaxpr.invars[len(inner) :]
+    env, carries = prover.values[body.jaxpr], body.jaxpr.invars[len(inner) :]
     return all(_stays(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
 
 
@@ -100,7 +100,7 @@ def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
 
 def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number, bool]:
     """Return the numbers of an array and its negation, with their values in active lanes."""
-    env = prover.known[jaxpr]
+    env = prover.values[jaxpr]
     flags = {env[var].number: when}
     eqn = _maker(jaxpr, var)
     if eqn is not None and eqn.primitive.name == "not" and not isinstance(eqn.invars[0], ir.Literal):

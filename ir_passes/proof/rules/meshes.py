@@ -11,7 +11,7 @@ from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, Poo
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import page_tables, token_layout
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.values import Ahead, Iota, Kept, PageEntry, SlotEntry, Value
+from ir_passes.proof.values import DeviceOffset, Iota, PageEntry, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.views import entered, left
 from ir_passes.proof.violations import ViolationKind
 
@@ -25,7 +25,7 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
     here = tuple(id(eqn) for eqn in site.prover.callers if eqn.primitive.name == "shard_map")
     number = site.prover.number(("axis_index", axes, here))
     bounds = 0, site.prover.devices_along(axes) - 1
-    return [Value(COMMON, number, bounds, Ahead(*axes) if len(axes) == 1 else None)]
+    return [Value(COMMON, number, bounds, DeviceOffset(*axes) if len(axes) == 1 else None)]
 
 
 @rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
@@ -88,7 +88,7 @@ def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
 
 def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
     """Return a device's part of an operand, with a new value number unless it is whole: parts need not be equal."""
-    owner, axis, kept = value.owner, axis_of(value.owner), value.kept
+    owner, axis, intact = value.owner, axis_of(value.owner), value.intact
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
             if owner.inner != 1:
@@ -103,7 +103,7 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
             if owner.packed:
                 message = f"packed tokens are split over devices along {', '.join(split.axes[axis])}"
                 return Value(site.mixed(f"{message}, and the layout counts all of them", page_tables.EACH_RANK))
-            if owner.order is not None or owner.start or owner.split or owner.held or not whole:
+            if owner.order is not None or owner.start or owner.split or owner.unreduced or not whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]
@@ -111,14 +111,14 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     if isinstance(owner, Common):
         site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
-        kept = None if kept is None else Kept(kept.leaf, entered(kept.view, split.step))
+        intact = None if intact is None else UnchangedRows(intact.leaf, entered(intact.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
     whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or whole else None
-    if isinstance(fact, SlotEntry) and fact.less is not None:
+    if isinstance(fact, SlotEntry) and fact.offset is not None:
         fact = None  # places along an axis of another mesh
     number = site.prover.fresh() if split.axes else value.number
-    return Value(owner, number, value.range, fact, kept, value.version)
+    return Value(owner, number, value.range, fact, intact, value.version)
 
 
 def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
@@ -128,15 +128,15 @@ def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split
         shape: of the result.
         mark: numbers from here on are of values inside.
     """
-    owner, kept = _gathered(site, value.owner, shape, split, mark), value.kept
+    owner, intact = _gathered(site, value.owner, shape, split, mark), value.intact
     if split.axes:
-        if kept is not None:
-            back = left(kept.view, split.step)
-            kept = None if back is None else Kept(kept.leaf, back)
+        if intact is not None:
+            back = left(intact.view, split.step)
+            intact = None if back is None else UnchangedRows(intact.leaf, back)
         if isinstance(owner, PoolRows):
             back = left(owner.view, split.step)
             owner = replace(site.unframed(owner) if back is None else replace(owner, view=back), split=())
-    return Value(owner, range=value.range, kept=kept, version=value.version)
+    return Value(owner, range=value.range, intact=intact, version=value.version)
 
 
 def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
@@ -144,11 +144,10 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
     remedy = "give it the out_spec of its lanes"
-    if isinstance(owner, LaneRows | OneLane) and owner.held:
-        held = (
-            f"a row that one device along {', '.join(owner.held)} has leaves the devices before it is summed over them"
-        )
-        return site.mixed(held, "sum it by lax.psum", ViolationKind.COLLECTIVE)
+    if isinstance(owner, LaneRows | OneLane) and owner.unreduced:
+        axes = ", ".join(owner.unreduced)
+        message = f"a row that one device along {axes} has leaves the devices before it is summed over them"
+        return site.mixed(message, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, LaneRows):
         inside = owner.order is not None and owner.order.number >= mark
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner

@@ -123,12 +123,12 @@ class _Declared:
         version = self.site.prover.versions.succeed(pool.version)
         # Under the assumption that the lane is idle its length is known to be 0.
         idle = any(self.operands[k].range == (0, 0) for k in lengths_of(self.entry))
-        kept = pool.kept if idle else None
+        intact = pool.intact if idle else None
         if not isinstance(pool.owner, PoolRows):
-            return Value(moved(lanes, declared.axis), version=version, kept=kept)
+            return Value(moved(lanes, declared.axis), version=version, intact=intact)
         facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
         written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry | PageEntry)}
-        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, kept=kept)
+        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
         """Return the common owner of all arrays that have rows of lanes; `Mixed` where the call is not as declared."""
@@ -162,7 +162,7 @@ class _Declared:
             if isinstance(declared, PageTable) and isinstance(owner, LaneRows) and owner.inner > 1:
                 # a flat table has the pages of a lane one after the other
                 rows = self.site.shapes[k][0] // owner.inner, *self.site.shapes[k][1:]
-                yield value.but(owner=replace(owner, inner=1)), f"operand {k}", rows, 0
+                yield value.replace(owner=replace(owner, inner=1)), f"operand {k}", rows, 0
                 continue
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
@@ -263,12 +263,12 @@ class _Declared:
             return "a slot map, and is not one"
         if value.fact.stride != 1:
             return "a slot map, and is one times a number"
-        if value.fact.guard is not None or value.fact.instead:
+        if value.fact.guard is not None or value.fact.alternatives:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"
         given = self.site.prover.bound.inputs[value.fact.leaf]
         entry = given.entry
         assert isinstance(entry, SlotMap)
-        if value.fact.less is not None:
+        if value.fact.offset is not None:
             return f"a slot map, and is {given.path} less the rows of other devices"
         differs = entry.role not in (declared.role, "both")
         if differs or (entry.size, entry.null) != (declared.size, declared.null):
@@ -282,7 +282,7 @@ class _Declared:
         given = self.site.prover.bound.inputs[fact.leaf]
         entry = given.entry
         assert isinstance(entry, PageTable)
-        if (fact.stride, fact.spare) != (1, 0) or fact.instead - ({"past"} if declared.role == "write" else set()):
+        if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
             return f"a page table, and is computed of {given.path}: it may hold something else than its entries"
         differs = entry.role not in (declared.role, "both")
         if differs or (entry.size, entry.page_size, entry.null) != (declared.size, declared.page_size, declared.null):

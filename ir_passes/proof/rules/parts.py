@@ -8,7 +8,7 @@ from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, Kept, PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.views import View, block, entered
 
 
@@ -21,7 +21,7 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
         if first == last:
             return OneLane(owner.start + first, owner.split, packed=owner.packed)
         if step == 1 and start % owner.inner == 0:
-            return replace(owner, axis=axis, start=owner.start + first, held=())
+            return replace(owner, axis=axis, start=owner.start + first, unreduced=())
     return site.mixed(
         f"a part of axis {axis} is cut out, which holds {describe(owner)}",
         "cut out whole lanes, or index rows by the slot map",
@@ -31,15 +31,15 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
 def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
     full = site.shapes[0]
     axis = axis_of(x.owner)
-    owner, kept = x.owner, x.kept
+    owner, intact = x.owner, x.intact
     whole = tuple(sizes) == full and not any(starts)
     if axis is not None:
         owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
     if isinstance(owner, PoolRows) and not whole:
         owner = replace(owner, view=_part(owner.view, owner.axis, full, starts, sizes, steps))
-    if kept is not None and not whole:
+    if intact is not None and not whole:
         but = owner.axis if isinstance(owner, PoolRows) else -1
-        kept = Kept(kept.leaf, _part(kept.view, but, full, starts, sizes, steps))
+        intact = UnchangedRows(intact.leaf, _part(intact.view, but, full, starts, sizes, steps))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
@@ -49,7 +49,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
         bounds = (int(starts[at]), int(starts[at] + (sizes[at] - 1) * steps[at]))
         fact = fact if isinstance(fact, Iota) else None
     number = x.number if whole else NONE
-    return Value(owner, number, bounds, fact, kept, x.version if whole else site.prover.versions.part_of(x.version))
+    return Value(owner, number, bounds, fact, intact, x.version if whole else site.prover.versions.part_of(x.version))
 
 
 def _part(
@@ -71,7 +71,9 @@ def cut(site: Site, x: Value) -> list[Value]:
         rest = not any(starts[:-1]) and tuple(limits[:-1]) == site.shapes[0][:-1]
         column = x.fact.values[starts[-1]]
         if rest and len(x.fact.values) == site.shapes[0][-1] and not isinstance(column.owner, PoolRows):
-            return [column.but(kept=None)]  # of a column it is not known whether it had this axis when it was kept
+            return [
+                column.replace(intact=None)
+            ]  # of a column it is not known whether it had this axis when it was kept
     return [_cut(site, x, starts, site.shape, steps)]
 
 

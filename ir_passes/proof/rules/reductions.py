@@ -147,7 +147,7 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     results = [_sorted(site, value, order) for value in operands]
     number = site.prover.fresh()
     site.prover.same_counts[number] = key.number
-    return [results[0].but(number=number), *results[1:]]
+    return [results[0].replace(number=number), *results[1:]]
 
 
 def _permutes(value: Value) -> bool:
@@ -171,7 +171,7 @@ def permuted(site: Site, owner: Owner, order: Order, div: int = 1) -> Owner:
     """Return the owner of `rows[order // div]`."""
     if isinstance(owner, LaneRows):
         if owner.order is None:
-            return replace(owner, inner=owner.inner * div, order=order, held=())
+            return replace(owner, inner=owner.inner * div, order=order, unreduced=())
         if div == 1 and owner.order == Order(order.number, not order.inverse):
-            return replace(owner, order=None, held=())
+            return replace(owner, order=None, unreduced=())
     return site.mixed("rows are put in an order that depends on all lanes", "undo the order with its inverse")

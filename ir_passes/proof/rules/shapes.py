@@ -12,20 +12,20 @@ from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     ActiveCount,
     ActiveLane,
-    Ahead,
+    BroadcastVector,
     Constant,
     Counts,
+    DeviceOffset,
     Fact,
     Implies,
     Iota,
-    Kept,
     PageEntry,
     Permuted,
     RemainderOf,
     SignOf,
     SlotEntry,
-    Spread,
     Tiles,
+    UnchangedRows,
     Value,
 )
 from ir_passes.proof.views import entered, reshaped, transposed
@@ -42,7 +42,7 @@ def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
 def stretched(owner: Owner, before: int, after: int) -> Owner:
     """Return the owner after the single index of its axis has been broadcast."""
     if isinstance(owner, LaneRows) and before == 1 != after:
-        return OneLane(owner.start, owner.split, owner.held, owner.packed)
+        return OneLane(owner.start, owner.split, owner.unreduced, owner.packed)
     return owner
 
 
@@ -98,7 +98,7 @@ def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owne
 
 def _tiles(owner: Owner, before: Shape, after: Shape) -> Tiles | None:
     """Return the fact about rows of lanes or tokens after a reshape of their axis to two axes."""
-    if not isinstance(owner, LaneRows) or owner.inner != 1 or owner.order is not None or owner.held or owner.split:
+    if not isinstance(owner, LaneRows) or owner.inner != 1 or owner.order is not None or owner.unreduced or owner.split:
         return None
     first = _merged(owner.axis, after, before)
     return None if first is None else Tiles(replace(owner, axis=0), first, after[first + 1])
@@ -122,8 +122,8 @@ def _merged(axis: int, two: Shape, one: Shape) -> int | None:
     return axis if same else None
 
 
-def _reshape_kept(kept: Kept | None, before: Shape, after: Shape) -> Kept | None:
-    return None if kept is None else Kept(kept.leaf, reshaped(kept.view, before, after))
+def _reshape_kept(intact: UnchangedRows | None, before: Shape, after: Shape) -> UnchangedRows | None:
+    return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, before, after))
 
 
 def _reshaped(site: Site, x: Value) -> Value:
@@ -131,7 +131,11 @@ def _reshaped(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, before, after)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, before, after))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | ActiveLane | Constant) else None
+    fact = (
+        x.fact
+        if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | ActiveLane | Constant)
+        else None
+    )
     if isinstance(x.fact, Iota):
         found = place_after_reshape(x.fact.axis, before, after)
         fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
@@ -142,7 +146,7 @@ def _reshaped(site: Site, x: Value) -> Value:
     if isinstance(owner, Mixed):
         fact = fact or _tiles(x.owner, before, after)
         owner = _of_tiles(x.fact, before, after) or owner
-    return Value(owner, x.number, x.range, fact, _reshape_kept(x.kept, before, after), x.version)
+    return Value(owner, x.number, x.range, fact, _reshape_kept(x.intact, before, after), x.version)
 
 
 def _same_place(axis: int, before: Shape, after: Shape) -> int | None:
@@ -184,14 +188,14 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Ahead | ActiveCount | Constant) else None
+    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | Constant) else None
     if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
     long = [axis for axis, size in enumerate(before) if size != 1]
     if fact is None:
         fact = relocated(x.fact, lambda axis: dims[axis] if before[axis] == after[dims[axis]] else None)
     if fact is None and len(long) == 1:
-        fact = Spread(x.number, dims[long[0]])
+        fact = BroadcastVector(x.number, dims[long[0]])
     return [Value(owner, NONE, x.range, fact, None, x.version)]
 
 
@@ -203,12 +207,12 @@ def transpose(site: Site, x: Value) -> list[Value]:
     owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
-    kept = None if x.kept is None else Kept(x.kept.leaf, transposed(x.kept.view, permutation))
+    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, transposed(x.intact.view, permutation))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota):
         fact = Iota(permutation.index(x.fact.axis), x.fact.div)
     fact = fact or relocated(x.fact, permutation.index)
-    return [Value(owner, NONE, x.range, fact, kept, x.version)]
+    return [Value(owner, NONE, x.range, fact, intact, x.version)]
 
 
 @rule("rev", reads="dimensions")
@@ -235,7 +239,7 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
             whole = isinstance(owner, LaneRows) and owner.order is None and inside == 0 and low % owner.inner == 0
             if whole and low >= 0 and high >= 0:
                 assert isinstance(owner, LaneRows)
-                owner = replace(owner, start=owner.start - low // owner.inner, held=())
+                owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
                 owner = site.mixed("it pads the axis that holds lanes", "pad another axis")
     if isinstance(owner, PoolRows):

@@ -8,7 +8,7 @@ import numpy as np
 from jax.lax import DotAlgorithm, DotAlgorithmPreset
 
 from ir_passes.jaxpr.conversions import holds, is_whole, stays_finite
-from ir_passes.proof.values import Absent, Begun, Fact, Finite, OneHot, TokenPairs
+from ir_passes.proof.values import Fact, Finite, LaneStarted, MaskedOut, OneHot, TokenPairs
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
@@ -50,24 +50,24 @@ _OPERAND_DTYPES = {
 """Part of an algorithm's name -> dtype of the rounded operands, or a dtype with a smaller greatest number."""
 
 
-def _converted_mask(fact: Absent, source: Any, target: Any) -> Absent | None:
+def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | None:
     return fact if holds(target, 0 if fact.zero else -np.inf) else None
 
 
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
-    (Absent, "convert_element_type"): _converted_mask,
-    (Begun, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
+    (MaskedOut, "convert_element_type"): _converted_mask,
+    (LaneStarted, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
     (Finite, "convert_element_type"): lambda fact, source, target: fact if stays_finite(source, target) else None,
     (OneHot, "convert_element_type"): lambda fact, source, target: (
         fact if holds(target, 0) and holds(target, 1) else None
     ),
     (TokenPairs, "convert_element_type"): lambda fact, source, target: fact,
     # minus infinity minus any number is minus infinity or nan; the exponential of minus infinity is zero
-    (Absent, "sub"): lambda fact, source, target: None if fact.zero else fact,
-    (Absent, "exp"): lambda fact, source, target: None if fact.zero else Absent(fact.rows, fact.columns, True),
-    (Absent, "exp2"): lambda fact, source, target: None if fact.zero else Absent(fact.rows, fact.columns, True),
-    (Absent, "mul"): lambda fact, source, target: fact if fact.zero else None,
+    (MaskedOut, "sub"): lambda fact, source, target: None if fact.zero else fact,
+    (MaskedOut, "exp"): lambda fact, source, target: None if fact.zero else MaskedOut(fact.rows, fact.columns, True),
+    (MaskedOut, "exp2"): lambda fact, source, target: None if fact.zero else MaskedOut(fact.rows, fact.columns, True),
+    (MaskedOut, "mul"): lambda fact, source, target: fact if fact.zero else None,
     # zero divided by zero is nan for floats and -1 for integers
-    (Absent, "div"): lambda fact, source, target: fact if fact.zero and not is_whole(target) else None,
+    (MaskedOut, "div"): lambda fact, source, target: fact if fact.zero and not is_whole(target) else None,
 }
 """(fact, primitive) -> rule for the fact of the result. No fact survives an operation without an entry."""

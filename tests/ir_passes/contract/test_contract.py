@@ -1,4 +1,4 @@
-"""A contract is laid out leaf by leaf, and says by path what does not fit."""
+"""A contract is bound leaf by leaf; errors name the path."""
 
 import pickle
 
@@ -303,7 +303,7 @@ DECLARATIONS = {
 def test_declarations_need(declaration, fault: ContractFault, about: str) -> None:
     with pytest.raises(ContractError) as error:
         LaneContract((S, P, L, L), (L, P), opaque={"kernel": declaration}).bind(step, arguments())
-    assert [(one.id, one.about) for one in error.value.faults] == [(fault, about)]
+    assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_two_slot_maps_of_a_group(maps: tuple[SlotMap, SlotMap]) -> None:
 
 
 def test_read_only_pools_come_in_any_place() -> None:
-    """The k-th result of a group succeeds the k-th operand of it, whatever groups stand before."""
+    """The k-th result of a group succeeds its k-th operand, in any order of groups."""
     other = Pool("other")
     declaration = Opaque((other, P, L), (L, P))
     assert donors(declaration) == {1: 1}
@@ -333,7 +333,7 @@ def test_read_only_pools_come_in_any_place() -> None:
 def test_needs(fn, args, inputs, outputs, fault: ContractFault, about: str) -> None:
     with pytest.raises(ContractError) as error:
         LaneContract(inputs, outputs).bind(fn, args)
-    assert [(one.id, one.about) for one in error.value.faults] == [(fault, about)]
+    assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]
     assert str(error.value).startswith(about)
 
 

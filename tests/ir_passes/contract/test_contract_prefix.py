@@ -1,4 +1,4 @@
-"""Entries are spread over arguments and results as `jax.shard_map` spreads its specs; errors name the place."""
+"""Entries are pytree prefixes like the specs of `jax.shard_map`; errors name the place."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def fitting(draw: st.DrawFn, value: Any) -> Any:
 
 
 def expected(entries: Any, value: Any) -> list[Any] | None:
-    """The entry of each array by JAX's own prefixes; None where it is no prefix. Nothing stands for `Unspecified`."""
+    """Return the entry of each array by JAX's prefixes; None for no prefix."""
     entries = jax.tree.map(
         lambda node: Unspecified() if node is None else node,
         entries,
@@ -118,20 +118,20 @@ RESULTS = {
 def test_a_step_may_return(fn: Any, outputs: Any, paths: list[str]) -> None:
     contract = LaneContract((Pool("s"), Lane()), outputs)
     args = jnp.zeros((N, N)), jnp.ones((N, N))
-    assert [one.path for one in contract.bind(fn, args).outputs] == paths
+    assert [array.path for array in contract.bind(fn, args).outputs] == paths
     assert prove_isolation(fn, args, contract).lanes == N
 
 
 def test_an_nnx_state_is_an_argument_as_any_other() -> None:
     contract = LaneContract((Shared(), Lane()), Lane())
     bound = contract.bind(lambda params, x: x @ params["kernel"][...], (state(), jnp.ones((N, N))))
-    paths = [one.path for one in bound.inputs]
+    paths = [array.path for array in bound.inputs]
     assert len(paths) == 3 and paths[0].startswith("args[0]['bias']") and paths[1].startswith("args[0]['kernel']")
 
 
 def test_one_entry_for_all_arguments() -> None:
     bound = LaneContract(Lane(), Lane()).bind(lambda x, y: x + y["z"], (jnp.ones(N), {"z": jnp.ones(N)}))
-    assert [(one.path, one.entry) for one in bound.inputs] == [("args[0]", Lane()), ("args[1]['z']", Lane())]
+    assert [(array.path, array.entry) for array in bound.inputs] == [("args[0]", Lane()), ("args[1]['z']", Lane())]
 
 
 CACHE = {"cache": Cache(jnp.zeros((N, 2)), jnp.zeros((N, 2)))}
@@ -156,4 +156,4 @@ FAULTS = {
 def test_errors_name_the_place(entries: Any, fault: ContractFault, about: str) -> None:
     with pytest.raises(ContractError) as error:
         LaneContract((entries,), Lane()).bind(lambda cache: cache["cache"].k, (CACHE,))
-    assert [(one.id, one.about) for one in error.value.faults] == [(fault, about)]
+    assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]

@@ -1,4 +1,4 @@
-"""A call is taken for a function declared row-wise only if it is that function."""
+"""A call counts as row-wise only if its body is the declared function."""
 
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ def proof(step: Any) -> Proof:
 def refused(step: Any) -> str:
     with pytest.raises(IsolationError) as error:
         proof(step)
-    assert [one.kind for one in error.value.violations] == [ViolationKind.OPAQUE]
+    assert [violation.kind for violation in error.value.violations] == [ViolationKind.OPAQUE]
     return str(error.value)
 
 
@@ -41,7 +41,9 @@ def made(operation: Any) -> Any:
 def test_a_function_of_the_same_factory_is_not_taken_for_the_one_declared() -> None:
     good, bad, other = made(lambda x: x * 2), made(lambda x: x[::-1]), made(jnp.sin)
     rowwise(good, (Lane(),))
-    assert [(one.id, one.about) for one in proof(lambda x: (good(x),)).assumed] == [(Assumption.ROW_WISE, "of_factory")]
+    assert [(statement.id, statement.about) for statement in proof(lambda x: (good(x),)).assumed] == [
+        (Assumption.ROW_WISE, "of_factory")
+    ]
     assert "with another body than the function declared" in refused(lambda x: (bad(x),))
     assert "with another body than the function declared" in refused(lambda x: (other(good(x)),))
     rowwise(other, (Lane(),))

@@ -1,4 +1,4 @@
-"""Arguments and results without entries: all of them are named, and the contract in the message can be typed."""
+"""Missing entries are all named, with a complete contract to copy."""
 
 import re
 from typing import Any

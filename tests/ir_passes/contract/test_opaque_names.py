@@ -1,4 +1,4 @@
-"""Kernels, callbacks and custom calls are known by what they run: one declaration never covers two things."""
+"""Kernels, callbacks and custom calls: a declaration never covers two programs."""
 
 import functools
 import re
@@ -39,7 +39,7 @@ def line_of(function: Any) -> int:
 def faults(step: Any, con: LaneContract, kind: ViolationKind = ViolationKind.OPAQUE) -> IsolationError:
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (X,), con)
-    assert {one.kind for one in error.value.violations} == {kind}
+    assert {violation.kind for violation in error.value.violations} == {kind}
     return error.value
 
 
@@ -76,15 +76,15 @@ def test_calls_of_one_line_are_counted() -> None:
             x = call(row_kernel)(x)
         return (x,)
 
-    (one,) = prove_isolation(step, (X,), contract(row_kernel=ROWS)).assumed
-    assert one.about.endswith("(3 calls)")
+    (statement,) = prove_isolation(step, (X,), contract(row_kernel=ROWS)).assumed
+    assert statement.about.endswith("(3 calls)")
 
 
 def test_a_kernel_of_another_function_is_not_covered() -> None:
     """The kernel's program is read instead."""
     error = faults(call_two, contract(row_kernel=ROWS), ViolationKind.CROSS_LANE)
-    assert {int(one.source.rpartition(":")[2]) for one in error.violations} == {line_of(mixing_kernel) + 1}
-    assert all(one.callers[0].endswith(f"{HERE}:{line_of(call_two) + 2}") for one in error.violations)
+    assert {int(violation.source.rpartition(":")[2]) for violation in error.violations} == {line_of(mixing_kernel) + 1}
+    assert all(violation.callers[0].endswith(f"{HERE}:{line_of(call_two) + 2}") for violation in error.violations)
 
 
 @pytest.mark.parametrize("name", sorted(primitives.OPAQUE))
@@ -218,7 +218,7 @@ def test_the_same_kernel_in_loops_and_branches_is_one_thing() -> None:
 def test_kernels_with_programs_inside_are_taken_by_their_declaration(kernel, step) -> None:
     run = lambda x: (STEPS[step](x),)
     proof = prove_isolation(run, (X,), contract(**{kernel.__name__: ROWS}))
-    assert [one.id for one in proof.assumed] == [Assumption.OPAQUE]
+    assert [statement.id for statement in proof.assumed] == [Assumption.OPAQUE]
     if kernel is scoped_kernel:
         assert not prove_isolation(run, (X,), contract()).assumed, "it is read"
         return
@@ -342,10 +342,10 @@ def test_a_certificate_names_every_call() -> None:
         y = pure(doubled)(x)
         return (pure(doubled)(y),)
 
-    (one,) = compile_step(step, (X,), contract(doubled=ROWS)).certificate.assumed
+    (statement,) = compile_step(step, (X,), contract(doubled=ROWS)).certificate.assumed
     place = f"{__file__}:{line_of(pure) + 1}"
     about = f"doubled at {__file__}:{line_of(doubled)}, called at {place} (2 calls)"
-    assert (one.id, one.about) == (Assumption.OPAQUE, about)
+    assert (statement.id, statement.about) == (Assumption.OPAQUE, about)
 
 
 def test_a_shared_declaration_is_no_row_wise_one() -> None:

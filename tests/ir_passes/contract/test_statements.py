@@ -1,4 +1,4 @@
-"""Statements: every id is short, stable in form and used once, and every sentence is one."""
+"""Every id of a statement is short and unique, every sentence is one sentence."""
 
 import re
 import string

@@ -46,7 +46,7 @@ def test_a_partial_file_of_somebody_else_is_neither_used_nor_deleted(tmp_path: P
     (tmp_path / "partial").write_bytes(b"theirs")
     with pytest.raises(FileExistsError), whole_file(tmp_path / "file", tmp_path / "partial"):
         pass
-    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("partial", b"theirs")]
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("partial", b"theirs")]
 
 
 def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
@@ -66,7 +66,7 @@ def test_a_store_finds_what_is_whole_and_no_longer_than_asked(tmp_path: Path):
     assert store.read_record("a", parse) == 12345 and store.read_record("b", parse) is None
     store.write_file("a", b"54321")
     assert store.read_record("a", partial(parse)) is None
-    assert sorted(one.name for one in store.directory.iterdir()) == ["a", "folder", "pipe"]
+    assert sorted(path.name for path in store.directory.iterdir()) == ["a", "folder", "pipe"]
 
 
 def test_a_store_deletes_what_was_not_used_for_the_longest(tmp_path: Path):
@@ -76,9 +76,9 @@ def test_a_store_deletes_what_was_not_used_for_the_longest(tmp_path: Path):
         store.write_file(name, b"12345")
         os.utime(store.directory / name, (1000 + number, 1000 + number))
     assert store.read_start("b", 2) == b"12" and store.read_file("a", 5) == b"12345"  # the latter is used last
-    assert [(one.name, one.bytes) for one in store.files()] == [("b", 5), ("c", 5), ("a", 5)]
+    assert [(file.name, file.bytes) for file in store.files()] == [("b", 5), ("c", 5), ("a", 5)]
     assert store.forget(11, but="b") == (1, 5)
-    assert [one.name for one in store.files()] == ["b", "a"]
+    assert [file.name for file in store.files()] == ["b", "a"]
     with pytest.raises(FileNotFoundError):
         store.require_file("c", 5)
     with pytest.raises(ValueError, match="it has 5 bytes, more than 4"):

@@ -1,4 +1,4 @@
-"""Hashes of the code that runs: none where other code may have been imported than the sources that are hashed."""
+"""Hashes of the running code; no hash if other code may be imported."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ NAMES = iter(f"package_{number}" for number in range(1000))
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of two modules, `__init__` and `rules`, which is noted and not imported."""
+    """Return a recorded package, not imported, with modules `__init__` and `rules`."""
     folder = tmp_path / next(NAMES)
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -119,7 +119,7 @@ def test_package_without_sources_has_none(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_older_bytecode_that_python_loads_is_hashed(package: Path) -> None:
-    """Python takes bytecode by time and size: here it runs the function that the source no longer has."""
+    """Python selects bytecode by time and size: here it runs a deleted function."""
     path = package / "rules.py"
     os.utime(path, (1000, 1000))
     py_compile.compile(str(path), doraise=True)

@@ -1,4 +1,4 @@
-"""Kept files that somebody else could have written are neither read nor written, whatever part of the path is open."""
+"""Files that another user could have written are neither read nor written."""
 
 import os
 import stat
@@ -65,7 +65,7 @@ def strangers_link(folder: Path) -> None:
 
 
 def link_into_open_folder(folder: Path) -> None:
-    """The link is the user's own, and others may write to the folder where its target lies."""
+    """The link belongs to the user, but others may write to the folder of its target."""
     (folder.parents[1] / "open").mkdir()
     (folder.parents[1] / "open").chmod(0o777)
     folder.rename(folder.parents[1] / "open" / "target")
@@ -108,7 +108,7 @@ def test_files_of_another_user_are_not_read(name: str, store: FileStore, caplog:
 
 
 def check_refused(store: FileStore, caplog: pytest.LogCaptureFixture, command: str) -> None:
-    """Nothing is read; one warning names the path at fault with the command, which repairs it."""
+    """Nothing is read; one warning names the path and the command that repairs it."""
     assert store.read_file("one", 9) is None and store.read_file("one", 9) is None
     (record,) = caplog.records
     with pytest.raises(UntrustedError) as error:
@@ -151,7 +151,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 
 
 def test_root_may_own_parents_and_not_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image that root has made: /home is root's, and a folder of root's could be filled by a build."""
+    """As in an image by root: /home belongs to root, and a build could fill a folder."""
 
     def of_root(status: os.stat_result) -> os.stat_result:
         return os.stat_result([0 if number == 4 else value for number, value in enumerate(status)])

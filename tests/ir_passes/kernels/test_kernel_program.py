@@ -1,4 +1,4 @@
-"""The plain form of a Pallas kernel: what it computes, what has none, and that a declaration is believed instead."""
+"""The plain form of Pallas kernels: results, unreadable kernels, declared kernels."""
 
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ def test_plain_form_computes_what_the_kernel_does(program: Program):
     for seed in range(4):
         args = program.args(seed)
         if any(np.ndim(one) == 1 and np.asarray(one).dtype == np.int32 and (one == 0).sum() > 1 for one in args):
-            continue  # several lanes on the null row, whose content is nobody's
+            continue  # several lanes on the null row: its content is arbitrary
         plain = read(program.step, *args)
         assert len(plain.read) == 1 and not plain.unread
         for one, other in zip(ir.as_function(plain.program)(*args), program.step(*args), strict=True):
@@ -44,7 +44,7 @@ def test_right_kernels_are_proved_and_listed(program: Program):
     proof = prove_isolation(program.step, program.args(), program.contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert "_body at " in note.about and "_kernels.py:" in note.about
-    assert not any(one.id.startswith(Assumption.OPAQUE.value) for one in proof.assumed)
+    assert not any(statement.id.startswith(Assumption.OPAQUE.value) for statement in proof.assumed)
     assert not leaks(program.step, program.contract, program.draw, seeds=range(2))
 
 
@@ -102,7 +102,7 @@ def test_a_declaration_is_believed():
     contract = LaneContract(program.contract.inputs, program.contract.outputs, opaque={"window_body": declared})
     proof = prove_isolation(program.step, program.args(), contract)
     assert not any(note.id == Note.KERNEL_READ.value for note in proof.notes)
-    assert any(one.id == Assumption.OPAQUE.value for one in proof.assumed)
+    assert any(statement.id == Assumption.OPAQUE.value for statement in proof.assumed)
 
 
 def copied(x: Any, out: Any) -> None:
@@ -155,8 +155,8 @@ def test_a_kernel_without_a_plain_form_wants_a_declaration(changes: dict[str, An
 
     with pytest.raises(IsolationError, match=reason) as error:
         prove_isolation(step, (jnp.ones((LANES, VALUE)),), LaneContract((Lane(),), (Lane(),)))
-    assert {one.kind for one in error.value.violations} == {ViolationKind.OPAQUE}
-    assert all("opaque={" in one.remedy for one in error.value.violations)
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.OPAQUE}
+    assert all("opaque={" in violation.remedy for violation in error.value.violations)
 
 
 def test_faults_stand_at_the_kernels_own_line():
@@ -168,9 +168,9 @@ def test_faults_stand_at_the_kernels_own_line():
 
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (jnp.ones((LANES, VALUE)),), LaneContract((Lane(),), (Lane(),)))
-    (one,) = error.value.violations
+    (violation,) = error.value.violations
     line = body.__code__.co_firstlineno + 1
-    assert one.source.endswith(f"test_kernel_program.py:{line}") and one.kind is ViolationKind.CROSS_LANE
+    assert violation.source.endswith(f"test_kernel_program.py:{line}") and violation.kind is ViolationKind.CROSS_LANE
 
 
 def test_a_masked_load_that_names_no_other_value_reads_anything():
@@ -183,5 +183,5 @@ def test_a_masked_load_that_names_no_other_value_reads_anything():
     contract, args = LaneContract((Lane(),), (Lane(),)), (jnp.ones((LANES, VALUE)),)
     with pytest.raises(IsolationError) as error:
         prove_isolation(partial(step, body), args, contract)
-    assert {one.kind for one in error.value.violations} == {ViolationKind.UNINITIALIZED}
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.UNINITIALIZED}
     assert prove_isolation(partial(step, partial(body, other=0)), args, contract)

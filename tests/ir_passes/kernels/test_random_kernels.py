@@ -1,4 +1,4 @@
-"""Random kernels: one that is proved keeps its lanes apart when it runs, and its plain form computes what it does."""
+"""Random kernels: a proved kernel keeps lanes apart, and equals its plain form."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ LONG = 2000
 
 
 def proved(seed: int, draw: Callable[[int], Program] = random_kernel) -> bool:
-    """Whether a random kernel is proved; if so, it does not leak, and is what its plain form says."""
+    """Whether a random kernel is proved; a proved one has no leak and equals its plain form."""
     program = draw(seed)
     try:
         prove_isolation(program.step, program.args(), program.contract)

@@ -1,4 +1,4 @@
-"""Pallas kernels that JAX ships, each as a step over lanes: proved from the inside, or a declaration is asked for.
+"""Pallas kernels of JAX as steps: proved from the inside, or refused with a declaration.
 
 docs/steps/your-step.md has the list. A kernel is traced as a user calls it; none of them runs.
 """
@@ -57,7 +57,7 @@ def per_lane(fn: Callable[..., Any], *args: Any, shared: tuple[int, ...] = ()) -
 
 
 def paged(fn: Callable[..., Any], pages: int, *shape: int) -> Use:
-    """Attention of a token over the pages of its lane; the pool's dimension of the pages is given."""
+    """Attention of a token over the pages of its lane, for a given page dimension."""
     table, pool = PageTable("kv", size=PAGES), Pool("kv", axis=pages)
     contract = LaneContract((Lane(), pool, pool, Lane(), table), (Lane(),))
     args = array(LANES, HEADS, SIZE), array(*shape), array(*shape), array(LANES, dtype=jnp.int32)
@@ -153,12 +153,12 @@ DECLARED = {
     "tpu.ragged_paged_attention": "a semaphore whose index is computed",
     "tpu.megablox": "a grid whose size is computed",
 }
-"""Kernels whose program cannot be read or proved, with the reason; the user declares such a kernel."""
+"""Kernels that cannot be read or proved, with the reason; users declare them."""
 if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
     DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
 
 TYPED = ["gpu.ragged_dot_mgpu", "tpu.paged_attention", "tpu.megablox"]
-"""Kernels whose declaration stands in the error; packed tokens and pools have none."""
+"""Kernels with their declaration in the error; not for packed tokens and pools."""
 
 
 FAULTS = {ViolationKind.OPAQUE, ViolationKind.UNINITIALIZED, ViolationKind.BOUNDS}
@@ -181,7 +181,7 @@ def test_kernel_is_proved(name: str) -> None:
 def test_kernel_wants_a_declaration(name: str) -> None:
     with pytest.raises(IsolationError, match=DECLARED[name]) as error:
         prove_isolation(*USES[name]())
-    assert {one.kind for one in error.value.violations} <= FAULTS
+    assert {violation.kind for violation in error.value.violations} <= FAULTS
 
 
 @pytest.mark.parametrize("name", TYPED)
@@ -193,7 +193,7 @@ def test_the_declaration_of_an_unreadable_kernel_can_be_typed(name: str) -> None
     code = re.search(r"opaque=({.*})\)", violation.remedy)
     assert code is not None
     declared = replace(contract, opaque=eval(code[1], dict(vars(ir_passes))))
-    assert Assumption.OPAQUE in [one.id for one in prove_isolation(step, args, declared).assumed]
+    assert Assumption.OPAQUE in [statement.id for statement in prove_isolation(step, args, declared).assumed]
 
 
 def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
@@ -212,7 +212,7 @@ def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
 
 
 def test_a_neighbours_pages_are_seen() -> None:
-    """A kernel that is right, in a step that hands it another lane's table or length."""
+    """A correct kernel, in a step with another lane's table or length."""
     step, args, contract = USES["gpu.paged_attention"]()
 
     def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
@@ -220,7 +220,7 @@ def test_a_neighbours_pages_are_seen() -> None:
 
     with pytest.raises(IsolationError) as error:
         prove_isolation(of_next, args, contract)
-    assert not {one.kind for one in error.value.violations} <= FAULTS
+    assert not {violation.kind for violation in error.value.violations} <= FAULTS
 
 
 def test_every_use_is_listed(root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Devices that were given different operands change no row, and every one of them says so."""
+"""Devices with different operands change no row, and all of them report it."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ COPIED = PROGRAMS["sharded rows copied where devices agree"]
 
 
 def placed(args: tuple[Any, ...]) -> list[Any]:
-    """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
+    """Return arguments on two by two devices, in memory of their own for donation."""
     split = [NamedSharding(mesh(2, 2), spec) for spec in COPY_SPECS[: len(args)]]
     return [jax.device_put(jnp.array(one, copy=True), place) for one, place in zip(args, split, strict=True)]
 
@@ -44,8 +44,8 @@ def divergent(array: np.ndarray, device: int) -> jax.Array:
 
 
 def test_where_devices_agree_rows_are_written(step: CompiledStep) -> None:
-    assert Claim.AGREEMENT in {one.id for one in step.certificate.proved}
-    assumed = [one for one in step.certificate.assumed if one.id == Assumption.DECLASSIFIED]
+    assert Claim.AGREEMENT in {statement.id for statement in step.certificate.proved}
+    assumed = [statement for statement in step.certificate.assumed if statement.id == Assumption.DECLASSIFIED]
     assert [("given the same operands" in one.about) for one in assumed] == [True]
     target, source, read, write = COPIED.args(1)
     after, agree = step(*placed((target, source, read, write)))
@@ -70,7 +70,7 @@ def test_operands_that_are_split_alike_take_one_collective() -> None:
     for name, axes in (("sharded rows copied where devices agree", [("data", "model")]),
                        ("sharded rows and heads where devices agree", [("model",), ("data",)])):  # fmt: skip
         program = PROGRAMS[name]
-        found = [one.collective for one in schedule_of(ir.inline(ir.trace(program.step, *program.args())))]
+        found = [entry.collective for entry in schedule_of(ir.inline(ir.trace(program.step, *program.args())))]
         assert [one.axes for one in found if one.operation == "pmax"] == axes
 
 

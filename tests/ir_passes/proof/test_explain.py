@@ -1,4 +1,4 @@
-"""Explanations: the equations around a fault, what is known of each variable in them, and whom the fault concerns."""
+"""Explanations: the equations around a fault, their values, and the lanes concerned."""
 
 import re
 from typing import Any
@@ -62,10 +62,10 @@ def test_every_variable_is_explained_and_the_lanes_and_pools_are_named(id: str) 
     program, (kind, value, whom) = MUTANTS[id].program, EXPLAINED[id]
     assert program is not None
     error = refusal(program.step, program.args(), program.contract)
-    violation = next(one for one in error.violations if one.kind is kind)
+    violation = next(violation for violation in error.violations if violation.kind is kind)
     assert ", ".join(violation.concerned) == whom
     assert f"\n  concerns {whom}\n" in str(error)
-    for text in (explain(one, 10) for one in error.violations):
+    for text in (explain(violation, 10) for violation in error.violations):
         shown, told = re.findall(r"\bv\d+\b", text), re.findall(r"^ +(v\d+): ", text, re.MULTILINE)
         assert set(shown) == set(told) and len(told) == len(set(told)) > 0
     text = explain(violation, 10)

@@ -1,4 +1,4 @@
-"""Idioms of other people's steps that keep lanes apart: proved, with a planted fault beside each that is refused.
+"""Idioms of published steps are proved; each with a planted fault is refused.
 
 The truth of each is what disturbing one lane after the other shows (`isolation_oracle`).
 
@@ -105,7 +105,7 @@ def test_slots_that_are_put_together_otherwise_are_refused(index: Callable[[Arra
 
 
 def guarded(instead: int, x: Array, pool: Array, slots: Array, active: Array, **mode: Any) -> Any:
-    """The row of a lane that is switched off stays as it is."""
+    """The row of an inactive lane is unchanged."""
     return x, pool.at[jnp.where(active, slots, instead)].set(jnp.tanh(pool[slots] + x), **mode)  # fault
 
 
@@ -216,7 +216,7 @@ def experts(count: Callable[..., Array], local: int, router: Array, weights: Arr
 def test_rows_sorted_by_expert(count: Callable[..., Array], local: int) -> None:
     proved(partial(experts, count, local), MOE, draw_moe)
     proof = prove_isolation(partial(experts, count, local), draw_moe(np.random.default_rng(0)), MOE)
-    assert any(one.id == "ungrouped-rows" for one in proof.assumed) == (local < EXPERTS)
+    assert any(statement.id == "ungrouped-rows" for statement in proof.assumed) == (local < EXPERTS)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def draw_pages(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def written(by: int, mode: str, x: Array, pool: Array, table: Array, position: Array, active: Array) -> Any:
-    """A lane that does not write sends its row past the last page by adding to its page."""
+    """An inactive lane adds to its page, to write past the last page."""
     page = jnp.take_along_axis(table, (position // PAGE)[:, None], axis=1, mode="clip")[:, 0]
     return x, pool.at[jnp.where(active, page, page + by), position % PAGE].set(x, mode=mode)  # fault
 
@@ -281,14 +281,14 @@ def draw_snapshots(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def with_snapshot(x: Array, pool: Array, slots: Array, tracked: Array) -> Any:
-    """The running state, and beside it the state that the lane had before."""
+    """Write the new state, and the previous state to a second row."""
     before = pool[slots]
     new = jnp.tanh(before + x)
     return new, pool.at[slots].set(new).at[tracked].set(before)  # fault
 
 
 def crossings(step: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """Rows that change with a lane which they do not belong to, and rows of no lane that change at all."""
+    """Return rows that change with another lane, and changed rows of no lane."""
     x, pool, slots, tracked = args
     run = jax.jit(step)
     y, after = map(np.asarray, run(*args))
@@ -304,11 +304,11 @@ def crossings(step: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
 
 
 def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
-    """X3: without the promise that the rows are disjoint one lane's snapshot may be another's running state."""
+    """X3: without disjoint rows a lane's snapshot may be another lane's state."""
     args = draw_snapshots(np.random.default_rng(0))
     assert crossings(with_snapshot, args) == []
     proof = prove_isolation(with_snapshot, args, SNAPSHOTS)
-    assert [one.about for one in proof.assumed if one.id == "disjoint-rows"] == ["args[3]"]
+    assert [statement.about for statement in proof.assumed if statement.id == "disjoint-rows"] == ["args[3]"]
     want = [np.asarray(one) for one in jax.jit(with_snapshot)(*args)]
     compiled = compile_step(with_snapshot, args, SNAPSHOTS)
     found = compiled(args[0], jnp.array(args[1]), *args[2:])

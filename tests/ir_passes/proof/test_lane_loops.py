@@ -1,4 +1,4 @@
-"""Loops that stop each lane by itself are proved, loops whose results depend on the other lanes are refused."""
+"""Loops that stop each lane separately are proved, other loops are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +44,7 @@ def counted(x, n, mask, new=jnp.tanh):
 
 
 def flagged(done: bool) -> Any:
-    """Return a loop whose carry has a flag of each lane."""
+    """Return a loop that carries a flag of each lane."""
 
     def step(x, turns):
         x = jnp.clip(jnp.where(jnp.isfinite(x), x, 0.0), -4.0, 4.0)

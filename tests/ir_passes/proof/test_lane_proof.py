@@ -1,4 +1,4 @@
-"""The lane proof as its user sees it: violations, explanations, assumptions, and the edges of what it accepts."""
+"""The public lane proof: violations, explanations, assumptions, limits."""
 
 import dataclasses
 import json
@@ -111,7 +111,7 @@ EXPERT_CONTRACT = LaneContract(inputs=(Shared(), Lane(), Shared()), outputs=(Lan
 
 
 def sorted_experts(place):
-    """Rows sorted by expert; `place(rows)` is what happens to them while they are out of order."""
+    """Sort rows by expert, apply `place(rows)`, restore the order."""
 
     def step(w, x, router):
         expert = lax.top_k(x @ router, TOP)[1].reshape(-1)
@@ -194,8 +194,8 @@ def test_row_wise_function_is_believed_and_listed() -> None:
     step = lambda w, x: (opposite_rows(x, w[0, 0]),)
     assert kinds(step, lane_args(), LANES)
     compiler.rowwise(opposite_rows, inputs=(Lane(), Shared()))
-    (one,) = proved(step, lane_args(), LANES).assumed
-    assert (one.id, one.about) == (Assumption.ROW_WISE, "opposite_rows")
+    (statement,) = proved(step, lane_args(), LANES).assumed
+    assert (statement.id, statement.about) == (Assumption.ROW_WISE, "opposite_rows")
     assert kinds(lambda w, x: (opposite_rows(x.T, w[0, 0]).T,), lane_args(), LANES)
     with pytest.raises(ValueError, match="already"):
         compiler.rowwise(opposite_rows, inputs=(Shared(), Shared()))
@@ -214,8 +214,8 @@ def called(w, x):
 def test_opaque_operation_needs_a_declaration() -> None:
     assert kinds(called, lane_args(), LANES) == {ViolationKind.OPAQUE}
     declared = LaneContract(LANES.inputs, LANES.outputs, opaque={"doubled": Opaque((Lane(),), (Lane(),))})
-    (one,) = proved(called, lane_args(), declared).assumed
-    assert one.id == Assumption.OPAQUE and re.fullmatch(r"doubled at \S+:\d+, called at \S+:\d+", one.about)
+    (statement,) = proved(called, lane_args(), declared).assumed
+    assert statement.id == Assumption.OPAQUE and re.fullmatch(r"doubled at \S+:\d+, called at \S+:\d+", statement.about)
     wrong = LaneContract(LANES.inputs, LANES.outputs, opaque={"doubled": Opaque((Shared(),), (Shared(),))})
     assert kinds(called, lane_args(), wrong) == {ViolationKind.OPAQUE}
 
@@ -251,7 +251,7 @@ def test_random_numbers_of_one_key_tell_rows_where_they_lie() -> None:
 
 
 def test_callbacks_with_effects_give_other_numbers_each_time() -> None:
-    """Rows sorted by what one call gives are not put back by what the next one gives."""
+    """Rows sorted by one call are not restored by the order of the next call."""
     shape = jax.ShapeDtypeStruct((N,), jnp.float32)
 
     def sorted_twice(_, x):
@@ -272,10 +272,10 @@ def test_a_function_that_iterates_until_all_lanes_converge_is_refused() -> None:
 def test_proof_says_what_it_proves() -> None:
     proof = proved(advanced, mapped_args(), MAPPED)
     assert proof.lanes == N and proof.equations > 3 and proof.seconds > 0
-    assert [one.id for one in proof.proved] == [*ALWAYS_PROVED]
-    assert [(one.id, one.about) for one in proof.assumed] == [(Assumption.SLOT_MAP, "args[1]")]
-    assert [one.id for one in proof.notes] == [Note.DIMENSIONS_NOT_PROVED]
-    json.dumps([dataclasses.asdict(one) for one in (*proof.proved, *proof.assumed, *proof.notes)])
+    assert [statement.id for statement in proof.proved] == [*ALWAYS_PROVED]
+    assert [(statement.id, statement.about) for statement in proof.assumed] == [(Assumption.SLOT_MAP, "args[1]")]
+    assert [statement.id for statement in proof.notes] == [Note.DIMENSIONS_NOT_PROVED]
+    json.dumps([dataclasses.asdict(statement) for statement in (*proof.proved, *proof.assumed, *proof.notes)])
 
 
 def test_readme_example_runs_as_it_stands() -> None:

@@ -1,4 +1,4 @@
-"""The rules of programs over a mesh on random programs, on eight virtual devices: what they say is so on each device.
+"""Rules over a mesh hold on each of eight virtual devices, for random programs.
 
 One lane at a time is changed; lanes and other dimensions are split over any axes of the mesh, collectives go over any.
 """
@@ -67,7 +67,7 @@ def test_lanes_inside_are_followed() -> None:
 
 
 def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that all devices read from where it would lie on the first, said to be on one device alone."""
+    """A row that all devices read at the index of the first is declared on one device."""
     monkeypatch.setattr(pool_rows, "device_fault", lambda *_: None)
     program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
     assert program is not None
@@ -75,7 +75,7 @@ def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tokens_of_another_lane_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes that begin one token late, said to be those of the tokens."""
+    """Lanes that begin one token late are claimed for the tokens."""
     late = lambda cu, tokens: iter([jnp.searchsorted(cu[1:] + 1, jnp.arange(tokens), side="right")])
     monkeypatch.setitem(packed_layout.SEARCHED, (1, 0), late)
     program = next(mutant.program for mutant in PACKED if mutant.id == "packed-channels-shifted")
@@ -84,6 +84,6 @@ def test_tokens_of_another_lane_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_lanes_of_another_device_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collective over the axis that splits lanes, said to leave each lane its own."""
+    """A collective over the axis that splits lanes is claimed to keep lanes apart."""
     monkeypatch.setattr(meshes.mesh, "axes_of", lambda eqn: ())
     assert any("changed on device" in fault for fault in wrong("psum", 12, {}))

@@ -1,4 +1,4 @@
-"""A row that one device has may be moved before it is summed over the devices, and not used before."""
+"""A row of one device may be moved before the sum over devices, not used."""
 
 from collections.abc import Callable
 

@@ -79,7 +79,7 @@ def test_a_map_to_write_by_is_enough_for_a_kernel_that_only_writes(role) -> None
 
 
 def test_rows_of_a_kernel_by_a_page_table() -> None:
-    """Rows of a flat pool for each lane, as those of a slot mapping."""
+    """Rows of a flat pool for each lane, like a slot mapping."""
     table = PageTable("a", S, role="write")
     con = LaneContract((POOL, table, Lane()), (POOL,), opaque={"put_rows": Opaque((POOL, table, Lane()), (POOL,))})
     assert prove_isolation(lambda p, t, x: (put(p, t, x),), args(), con)
@@ -174,7 +174,9 @@ def test_a_fault_upstream_is_reported_where_it_is() -> None:
 
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, args(), contract(put_of(), POOL))
-    assert [(one.kind, one.primitive) for one in error.value.violations] == [(ViolationKind.CROSS_LANE, "cumsum")]
+    assert [(violation.kind, violation.primitive) for violation in error.value.violations] == [
+        (ViolationKind.CROSS_LANE, "cumsum")
+    ]
 
 
 def test_a_call_without_results_is_held_to_its_declaration() -> None:

@@ -1,4 +1,4 @@
-"""Arrays that are computed of cu_seqlens are what the proof takes them for, for every layout of a few tokens."""
+"""Arrays computed from cu_seqlens have the claimed elements, for every small layout."""
 
 import itertools
 import re
@@ -36,7 +36,7 @@ def layouts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def found(ways: packed_layout.Ways) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """The lane of each token, with what each of the ways computes."""
+    """Yield the lane of each token, and the result of each program."""
     cus, ids = (np.stack(each) for each in zip(*layouts(), strict=True))
     computed = jax.jit(jax.vmap(lambda cu: tuple(ways(cu, TOKENS))))(cus)
     for k, lanes in enumerate(ids):
@@ -89,7 +89,10 @@ def test_what_is_assumed_of_packed_tokens_and_pages_is_said() -> None:
     )
     tables = jnp.zeros((LANES, 2), jnp.int32)
     proof = prove_isolation(lambda x, cu, p, t: (x[cu[1:] - 1] + p[t].sum(1), p), (X, CU, X, tables), contract)
-    assert {(one.id, one.about) for one in proof.assumed} == {("packed", "args[1]"), ("page-table", "args[3]")}
+    assert {(statement.id, statement.about) for statement in proof.assumed} == {
+        ("packed", "args[1]"),
+        ("page-table", "args[3]"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ MIXED_UP = {
 def test_steps_over_two_layouts(name: str) -> None:
     step, output = OF_TWO[name]
     proof = prove_isolation(step, (X, KEYS, CU, CU), LaneContract((Q, K, CQ, CK), output))
-    assert [one.about for one in proof.assumed if one.id == "packed"] == ["args[2]", "args[3]"]
+    assert [statement.about for statement in proof.assumed if statement.id == "packed"] == ["args[2]", "args[3]"]
 
 
 @pytest.mark.parametrize("name", MIXED_UP)

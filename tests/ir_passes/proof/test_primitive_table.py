@@ -31,12 +31,12 @@ UNREGISTERED = {"shard_map", "closed_call", "core_call", "checkpoint", "pjit", "
 OF_KERNELS = {UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING}
 """Operations of the plain programs of kernels, which are not JAX's."""
 OTHER_ELEMENTWISE = {"add_any", "clamp", "convert_element_type", "select_n"}
-"""Elementwise primitives with a batching rule of their own."""
+"""Elementwise primitives with a special batching rule."""
 
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, set[str]]:
-    """Names of the primitives in a new process: imports of other tests would add their own."""
+    """Return the primitives of a new process, without imports of other tests."""
     script = pathlib.Path(__file__).parents[2] / "reference/proofs/installed_primitives.py"
     process = subprocess.run([sys.executable, str(script)], check=True, capture_output=True, text=True)
     return {label: set(values) for label, values in json.loads(process.stdout).items()}

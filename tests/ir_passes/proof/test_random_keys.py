@@ -1,4 +1,4 @@
-"""Typed random keys belong to whoever an array of their words would; what is drawn is its key's."""
+"""Typed random keys have the owner of their words; samples have the key's owner."""
 
 from typing import Any
 
@@ -119,7 +119,7 @@ MIXED = {
 def test_keys_of_other_lanes_are_found(step) -> None:
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (keys(), X), OWN)
-    assert {one.kind for one in error.value.violations} <= {ViolationKind.CROSS_LANE}
+    assert {violation.kind for violation in error.value.violations} <= {ViolationKind.CROSS_LANE}
     assert measured_dependence(jax.jit(step), (keys(), X), OWN.bind(step, (keys(), X))).crossings
 
 
@@ -207,8 +207,8 @@ def test_keys_are_neither_numbers_nor_words() -> None:
 def bits(tree: Any) -> list[bytes]:
     leaves = jax.tree.leaves(tree)
     return [
-        np.asarray(jax.random.key_data(one) if jnp.issubdtype(one.dtype, jax.dtypes.prng_key) else one).tobytes()
-        for one in leaves
+        np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf).tobytes()
+        for leaf in leaves
     ]
 
 
@@ -229,7 +229,7 @@ def test_a_step_that_samples_is_compiled_exported_and_run(step, given, con, tmp_
     assert compile_step(step, given(), con, certificates=tmp_path).certificate.reused
     assert "key<fry>" in compiled.report() and "key" in compiled._repr_html_()
     compiled.export().save(tmp_path / "portable")
-    assert "key<fry>" in {one.dtype for one in load_exported(tmp_path / "portable").signature.arguments}
+    assert "key<fry>" in {argument.dtype for argument in load_exported(tmp_path / "portable").signature.arguments}
     compiled.export("executable").save(tmp_path / "executable")
     loaded = load_exported(tmp_path / "executable").load()
     assert bits(loaded(*jax.tree.leaves(given()))) == wanted

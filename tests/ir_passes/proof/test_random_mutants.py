@@ -1,4 +1,4 @@
-"""Programs with one equation changed at random: none that leaks passes the proof, and few that do not leak are refused.
+"""Programs with one random change: leaks are refused, few others are.
 
 What leaks is found out by running the changed program, each lane changed in turn, for several slot maps and weights.
 """
@@ -29,16 +29,16 @@ from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
-"""numpy runs no meshes and no kernels; kernels have random programs of their own."""
+"""numpy runs no meshes and no kernels; kernels have separate random programs."""
 UNSEEN = {Kind.STALE, Kind.COUPLING, Kind.DIMENSIONS, Kind.CONSTANT, Kind.BOUNDS}
 """Faults that no change of a lane's values shows: a refusal for them is no false alarm."""
 PARTS, SEEDS = 30, (0, 1, 2)
 MORE = range(3, 24)
-"""Draws for a second look at what was refused and seemed clean."""
+"""Draws for a second run of refused programs without a leak."""
 
 
 def verdict(subject: Subject, change: Change) -> str:
-    """Return the verdicts of the proof and of the runs; "invalid" for a change that makes no program."""
+    """Return the verdicts of proof and runs; "invalid" for an invalid program."""
     program = change.apply(subject.program)
     try:
         change.check(subject.program)
@@ -64,7 +64,7 @@ def verdict(subject: Subject, change: Change) -> str:
 
 
 def breaks_promise(subject: Subject, change: Change) -> bool:
-    """Whether every leak comes of a write to a page that is not the lane's alone, and the sanitizer sees that write.
+    """Whether every leak is a write to a shared page that the sanitizer reports.
 
     `PageTable` promises that the pages which a step writes to are a lane's own. A changed step may write to others.
     """
@@ -93,7 +93,7 @@ def breaks_promise(subject: Subject, change: Change) -> bool:
 
 
 def tally(name: str, part: int) -> Counter[str]:
-    """Verdicts of one of `PARTS` of a program's changes; what leaks and is proved fails."""
+    """Return verdicts of one of `PARTS` of a program's changes; proved leaks fail."""
     subject = Subject(PROGRAMS[name], SEEDS)
     changes = subject.changes()
     changes = random.Random(name).sample(changes, len(changes))[part::PARTS]
@@ -124,7 +124,7 @@ def looked_at_again(name: str, suspects: list[Change]) -> list[str]:
 
 
 def disturbed(program: Program) -> Program:
-    """The program with strange numbers in the inputs of most lanes, where what one lane sees of another shows too."""
+    """Return the program with unusual numbers in the inputs of most lanes."""
     bound = program.bound()
 
     def draw(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -161,7 +161,7 @@ SECOND = 60
 
 
 def changed(program: Program, subject: Subject, change: Change) -> Program:
-    """A program of the zoo with a change of its subject, as a step that can be changed again."""
+    """Return a changed program of the zoo, as a step for another change."""
     flat = change.apply(subject.program)
     results = jax.tree.structure(jax.eval_shape(program.step, *program.args()))
 
@@ -172,7 +172,7 @@ def changed(program: Program, subject: Subject, change: Change) -> Program:
 
 
 def second_tally(name: str, seed: int) -> Counter[str]:
-    """Verdicts of second changes; what leaks and is proved fails."""
+    """Return verdicts of second changes; proved leaks fail."""
     draw, found = random.Random(f"second {name} {seed}"), Counter[str]()
     subject = Subject(PROGRAMS[name], SEEDS)
     space = subject.changes()
@@ -208,7 +208,7 @@ UNCHECKED = {
 
 
 def sharded_tally(program: Program) -> Counter[str]:
-    """Verdicts of all changes of a program over a mesh, run by XLA on virtual devices."""
+    """Return verdicts of all changes of a program on virtual devices."""
     subject, found = Subject(program, SEEDS, run=xla), Counter[str]()
     for change in subject.changes():
         try:
@@ -223,7 +223,7 @@ def sharded_tally(program: Program) -> Counter[str]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name.startswith("sharded")])
 def test_no_change_of_a_sharded_program_leaks_and_is_proved(name: str) -> None:
-    """Some 1,600 changes, 12 minutes. A row that is read wrongly as zeros leaks nothing, and is refused."""
+    """Some 1,600 changes, 12 minutes; refused reads of zeros leak nothing."""
     program = PROGRAMS[name]
     found = sharded_tally(program)
     if name in UNCHECKED:

@@ -1,4 +1,4 @@
-"""A rule that fails is a violation at the user's line; forms of operations that made rules fail."""
+"""A failing rule is a violation at the user's line; forms that made rules fail."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_a_failure_outside_of_the_rules_is_a_violation(monkeypatch: pytest.Monke
     monkeypatch.setattr(lane_proof, "outputs", fails)
     with pytest.raises(IsolationError) as error:
         prove_isolation(jnp.tanh, (X,), LANES)
-    assert [one.kind for one in error.value.violations] == [ViolationKind.UNKNOWN]
+    assert [violation.kind for violation in error.value.violations] == [ViolationKind.UNKNOWN]
     assert isinstance(error.value.__cause__, KeyError)
 
 
@@ -57,7 +57,7 @@ def test_masked_weights_that_are_summed_over_rows_too_are_refused() -> None:
     contract = LaneContract((Packed(), Packed(), Packed(role="cu_seqlens")), Packed())
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (jnp.ones((9, 4)), jnp.ones((9, 4)), jnp.array([0, 4, 5, 7], jnp.int32)), contract)
-    assert {one.kind for one in error.value.violations} == {ViolationKind.CROSS_LANE}
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.CROSS_LANE}
 
 
 @pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Explicit, jax.sharding.AxisType.Auto])

@@ -1,4 +1,4 @@
-"""Every rule on random operations of its primitive: what it says of the results is so, and is not always "mixed".
+"""Every rule is sound on random operations, and not always "mixed".
 
 One lane at a time is changed, for operands of every ownership; variables inside loops and branches are looked at too.
 What a rule says of lanes of length 0 is compared for those lanes, with operands that are rows they keep.
@@ -58,7 +58,7 @@ ENOUGH = 12
 
 
 def narrow(subject: Subject, name: str) -> bool:
-    """Whether an operand belongs to lanes, and the rule says of which of them the result is."""
+    """Whether an operand belongs to lanes and the rule gives the lanes of the result."""
     return any(
         one.equation.primitive.name in ALSO.get(name, (name,))
         and any(isinstance(operand.owner, OWNED) for operand in one.operands)

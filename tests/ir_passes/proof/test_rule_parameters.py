@@ -1,4 +1,4 @@
-"""Every parameter of every operation is read, known not to matter, or refused; also of what JAX itself emits.
+"""Every parameter of every operation is read, ignored for a reason, or refused.
 
 W1 of the proof: `reshape` was taken for row-major whatever its `dimensions` said.
 """
@@ -48,7 +48,7 @@ def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:
 
 
 def derived(name: str, seed: int) -> list[Program]:
-    """Programs that JAX derives from an instance; without those for which it has no batching rule or derivative."""
+    """Yield programs that JAX derives from an instance by batching or differentiation."""
     found = []
     for program in (*mapped_over_lanes(name, seed), mapped_over_heads(name, seed)):
         try:
@@ -71,7 +71,7 @@ def test_every_parameter_of_an_instance_is_known(name: str) -> None:
 
 
 def one_nan(eqn: ir.JaxprEqn, values: Any, observe: Any = None) -> list[Any]:
-    """Results with one NaN instead of many: which of two NaN an operation of numpy keeps depends on its vectors."""
+    """Return results with one NaN: numpy's choice of two NaN depends on its vectors."""
     results = apply(eqn, values, observe)
     inexact = [np.issubdtype(np.asarray(each).dtype, np.inexact) for each in results]
     return [np.where(np.isnan(each), np.nan, each).astype(each.dtype) if is_float else each
@@ -97,7 +97,7 @@ def test_what_is_said_of_many_batched_operations_holds(name: str) -> None:
 
 
 class Spy(dict):
-    """Parameters that note which of them are read."""
+    """Parameters that record reads."""
 
     def __init__(self, params: dict[str, Any]):
         super().__init__(params)
@@ -117,7 +117,7 @@ class Spy(dict):
 
 
 def test_labels_read_what_ownership_reads() -> None:
-    """A parameter that the rule of ownership reads is read by the rule of labels, or named with the reason why not."""
+    """A parameter read by a rule of owners is read by the rule of labels, or excused."""
     missing = {}
     for name in sorted(set(DIMENSION_RULES) & set(NAMES)):
         read: set[str] = set()
@@ -170,7 +170,7 @@ LAYERS: dict[str, tuple[Callable[[Array], Any], bool]] = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("width", [D, N])
 def test_layers_of_numpy(name: str, width: int) -> None:
-    """Widths with and without an axis as long as the lanes'; the truth is what disturbing a lane shows."""
+    """Widths with and without an axis of the lanes' length; a disturbed lane is the oracle."""
     layer, isolated = LAYERS[name]
     contract = LaneContract((Lane(),), (Lane(),))
     program = Program(name, lambda x: (layer(x),), contract, lambda rng: (rng.normal(size=(N, width)),))
@@ -192,14 +192,14 @@ def test_layers_of_numpy(name: str, width: int) -> None:
 
 
 def convolved(x: Array, w: Array, out_axis: int) -> Array:
-    """A convolution for each lane, each with a kernel of its own."""
+    """Return a convolution with a kernel for each lane."""
     each = lambda a, b: lax.conv_general_dilated(a, b, (1,), [(1, 0)])
     return jax.vmap(each, in_axes=(0, 0), out_axes=out_axis)(x, w)
 
 
 @pytest.mark.parametrize("out_axis", [0, 1])
 def test_a_convolution_that_is_mapped_over_lanes(out_axis: int) -> None:
-    """Batched over both operands it is one grouped convolution; four heads, so that a transpose cannot be seen."""
+    """Batched over both operands it is one grouped convolution; four heads hide a transpose."""
     args = np.ones((4, 4, 3, 5), np.float32), np.ones((4, 3, 3, 2), np.float32)
     contract = LaneContract((Lane(0), Lane(0)), (Lane(0),))
     program = Program(
@@ -242,7 +242,7 @@ def test_a_labelled_state_that_is_transposed_by_a_reshape_is_refused() -> None:
 
 
 def nested(x: Array) -> Array:
-    """Reshapes that transpose inside a loop, a branch, a call with derivatives and a call of its own."""
+    """Reshapes that transpose in a loop, a branch, a custom_jvp call and a jitted call."""
 
     @jax.custom_jvp
     def turned(y: Array) -> Array:
@@ -309,7 +309,7 @@ def test_sorted_slots_are_refused_and_sorted_shared_indices_are_assumed() -> Non
 
     contract = LaneContract((Lane(), Lane(), Shared()), (Lane(),))
     proof = prove_isolation(shared, (*INDEXED_ARGS, np.arange(3, dtype=np.int32)), contract)
-    assert any(one.id == Assumption.SORTED_INDICES and __file__ in one.about for one in proof.assumed)
+    assert any(statement.id == Assumption.SORTED_INDICES and __file__ in statement.about for statement in proof.assumed)
     counted = prove_isolation(
         lambda x, own: shared(x, own, jnp.arange(3)), INDEXED_ARGS, LaneContract((Lane(), Lane()), (Lane(),))
     )

@@ -1,4 +1,4 @@
-"""Soundness of the abstract values: lanes outside a variable's predicted set do not change it, and its facts hold.
+"""Soundness of abstract values: only predicted lanes change a variable, facts hold.
 
 Every equation of every program of the zoo, and random programs of common operations; what is said of lanes of length 0
 is compared for those lanes.
@@ -29,7 +29,7 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Kept
+from ir_passes.proof.values import UnchangedRows
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
 RANDOM, LAYOUTS, FORMS, CALLS = 40, 4, 8, 4
@@ -109,20 +109,20 @@ def test_random_calls_are_varied() -> None:
 
 
 def test_random_forms_are_varied() -> None:
-    facts, taken, kept = Counter[str](), 0, Counter[str]()
+    facts, non_null, intact = Counter[str](), 0, Counter[str]()
     for seed in range(FORMS, FORMS + 20):
         subject = Subject(random_form(seed), range(1))
         for role in ("", "active", "active_count"):
             for _, _, value, _ in predictions(subject, role, counted=role == "active_count").values():
                 facts[type(value.fact).__name__] += 1
-                taken += getattr(value.fact, "taken", False)
-                kept[role] += value.kept is not None
-    assert facts["HasRow"] and taken and kept["active"] and kept["active_count"], (facts, taken, kept)
+                non_null += getattr(value.fact, "non_null", False)
+                intact[role] += value.intact is not None
+    assert facts["HasRow"] and non_null and intact["active"] and intact["active_count"], (facts, non_null, intact)
 
 
 @pytest.mark.long
 def test_predictions_for_idle_lanes_hold() -> None:
-    """Programs with the usual ways of keeping rows: of ranges, of what is shared, of rows that are kept."""
+    """Programs with ranges, shared values and unchanged rows."""
     checked: dict[str, int] = {}
     assert [fault for seed in IDLE for fault in broken(random_program(seed, idle=True), range(2), checked)] == []
     assert all(checked[what] > 500 for what in ("kept", "range", "owner", "number", "iota", "slot")), checked
@@ -154,12 +154,12 @@ def test_random_programs_are_varied() -> None:
 
 
 def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows said to be those of other lanes."""
+    """Claim rows for other lanes."""
     real = predictions
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
         return {
-            var: one._replace(value=one.value.but(owner=LaneRows(one.value.owner.axis, start=1)))
+            var: one._replace(value=one.value.replace(owner=LaneRows(one.value.owner.axis, start=1)))
             if isinstance(one.value.owner, LaneRows)
             else one
             for var, one in real(subject, idle, counted).items()
@@ -170,7 +170,7 @@ def test_a_wrong_prediction_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every choice by the length said to be the new rows, and every range to be one more than it is."""
+    """Claim unchanged rows for every select by the length, and wrong ranges."""
     real = predictions
 
     def shifted(subject: Subject, idle: str = "", counted: bool = False) -> dict:
@@ -178,9 +178,9 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
         for var, one in found.items() if idle else ():
             value = one.value
             if one.equation.primitive.name == "tanh":
-                found[var] = one._replace(value=value.but(kept=Kept(Leaf(1))))
+                found[var] = one._replace(value=value.replace(intact=UnchangedRows(Leaf(1))))
             elif value.range == (0, 0):
-                found[var] = one._replace(value=value.but(range=(1, 1)))
+                found[var] = one._replace(value=value.replace(range=(1, 1)))
         return found
 
     monkeypatch.setattr("idle_predictions.predictions", shifted)
@@ -190,11 +190,11 @@ def test_a_wrong_prediction_for_idle_lanes_is_seen(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_column_of_columns_is_not_taken_for_what_it_was() -> None:
-    """Two arrays of kept rows beside each other along a new axis: a slice of one has one axis more than the pool."""
+    """Unchanged rows joined along a new axis: a slice has one axis more than the pool."""
 
     def step(x, rows, lengths):
-        kept = jnp.where((lengths > 0)[:, None], x, rows)
-        return jnp.stack([kept, x], axis=-1)[..., :1], rows
+        intact = jnp.where((lengths > 0)[:, None], x, rows)
+        return jnp.stack([intact, x], axis=-1)[..., :1], rows
 
     def draw(rng):
         rows = rng.normal(size=(2, 3, 4)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Steps whose lanes are split over devices, one lane on each of them or more."""
+"""Steps with lanes split over devices."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ DATA = P("data")
 
 
 def over(step: Any, contract: LaneContract, *args: Any, out_specs: Any = DATA) -> None:
-    """Proves a step of which each of two devices runs its half."""
+    """Prove a step with half of the lanes on each of two devices."""
     specs = tuple(P() if isinstance(entry, SlotMap) else DATA for entry in contract.inputs)
     sharded = jax.shard_map(step, mesh=mesh(2, 1), in_specs=specs, out_specs=out_specs)
     prove_isolation(sharded, args, contract)
@@ -41,7 +41,7 @@ ROWWISE = LaneContract(inputs=(Lane(), Lane(role="length")), outputs=(Lane(),))
 
 
 def tokens_as_rows(x: Any, lengths: Any) -> Any:
-    """The tokens of all lanes as rows of one axis, and back, where lanes of no tokens are masked."""
+    """Reshape tokens of all lanes to rows and back, with masked empty lanes."""
     lanes, tokens, size = x.shape
     rows = jnp.tanh(x.reshape((lanes * tokens, size))).reshape(x.shape)
     return (jnp.where(jnp.arange(tokens)[None, :, None] < lengths[:, None, None], rows, 0.0),)
@@ -53,7 +53,7 @@ def test_rows_of_one_lane_are_a_lane_again(lanes: int) -> None:
 
 
 def test_one_of_several_lanes_is_not_those_of_its_device() -> None:
-    """One lane of a device is all of its lanes only if the device has one."""
+    """A lane of a device is all its lanes only on a device with one lane."""
 
     def first(x: Any, lengths: Any) -> Any:
         return (jnp.broadcast_to(x[:1], x.shape),)
@@ -75,7 +75,7 @@ def test_counts_of_accepted_tokens_keep_their_limits() -> None:
 
 
 def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
-    """A device's part of the output has as many bytes as its part of the pool; what is not there is None."""
+    """A device's part of the output has the bytes of its part of the pool, or is None."""
     contract = LaneContract(inputs=(Lane(), Shared(), Pool("state")), outputs=(Lane(), Pool("state")))
 
     def step(x: Any, shared: Any, rows: Any) -> Any:
@@ -94,7 +94,7 @@ def test_a_pool_meets_its_successor_beside_an_output_of_its_size() -> None:
 @pytest.mark.parametrize("bits", [False, True])
 @pytest.mark.parametrize("fill", [0.0, -0.0])
 def test_rows_of_other_devices_are_zeros_before_they_are_summed(fill: float, bits: bool) -> None:
-    """The fill value must be +0.0: in a sum of the rows' bits as integers, those of -0.0 are no zero."""
+    """The fill value must be +0.0: the bits of -0.0 are not zero in an integer sum."""
     slots = SlotMap("state", 4, "read", null=False), SlotMap("kept", 1, "write", null=False)
     contract = LaneContract(inputs=(Pool("kept"), Pool("state"), *slots), outputs=(Pool("kept"),))
 
@@ -132,7 +132,7 @@ def test_packed_tokens_are_not_split_over_devices() -> None:
     split = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(DATA, DATA, DATA), out_specs=DATA)
     with pytest.raises(IsolationError) as raised:
         prove_isolation(split, args, IDS)
-    assert {one.kind for one in raised.value.violations} == {ViolationKind.CROSS_LANE}
+    assert {violation.kind for violation in raised.value.violations} == {ViolationKind.CROSS_LANE}
     parts = P(None, "data")
     channels = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(parts, P(), parts), out_specs=parts)
     prove_isolation(channels, args, IDS)
@@ -146,7 +146,7 @@ def test_page_tables_are_not_split_over_devices() -> None:
     split = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(DATA, DATA, DATA), out_specs=(DATA, DATA))
     with pytest.raises(IsolationError) as raised:
         prove_isolation(split, args, TABLES)
-    assert {one.kind for one in raised.value.violations} == {ViolationKind.COLLECTIVE}
+    assert {violation.kind for violation in raised.value.violations} == {ViolationKind.COLLECTIVE}
     parts = P(None, "data")
     channels = jax.shard_map(local, mesh=mesh(2, 1), in_specs=(parts, P(), parts), out_specs=(parts, parts))
     prove_isolation(channels, args, TABLES)
@@ -160,7 +160,7 @@ def test_layouts_of_several_ranks_are_no_layout() -> None:
 
 
 def test_places_along_axes_of_two_meshes_are_not_taken_for_each_other() -> None:
-    """A row picked by the place along an axis, where an earlier program of a device has asked for its place too."""
+    """Pick a row by `axis_index`, after an earlier program with `axis_index`."""
     contract = LaneContract((Lane(), Lane()), (Lane(), Lane()))
 
     def place(x: Any) -> Any:

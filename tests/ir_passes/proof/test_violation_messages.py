@@ -1,4 +1,4 @@
-"""Messages of the proof: each fault once, at the user's lines; the remedy, followed to the letter, is proved."""
+"""Messages of the proof: each fault once, at the user's line, with a proved remedy."""
 
 from collections.abc import Callable
 from functools import partial
@@ -89,7 +89,10 @@ def test_two_faults_are_two() -> None:
 
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, ARGS, STEP)
-    assert {one.kind for one in error.value.violations} == {ViolationKind.CROSS_LANE, ViolationKind.WRONG_ROW}
+    assert {violation.kind for violation in error.value.violations} == {
+        ViolationKind.CROSS_LANE,
+        ViolationKind.WRONG_ROW,
+    }
 
 
 def flat(by: int, x: Array, pool: Array, slots: Array) -> Any:
@@ -105,7 +108,7 @@ def test_the_remedy_of_a_flat_pool() -> None:
 
 
 def test_a_flat_pool_with_named_dimensions_shows_none_of_them() -> None:
-    """An index along merged dimensions may put any of them in the place of any other."""
+    """An index along merged dimensions may exchange them."""
     pool = Pool("s", dims=("slot", "key", "value"))
     contract = LaneContract((pool, SlotMap("s", size=ROWS)), (pool,))
 
@@ -159,7 +162,7 @@ def test_the_remedy_of_a_window_that_is_shifted_by_a_token() -> None:
 
 
 def test_a_window_of_another_dimension_is_refused() -> None:
-    """Names of parts: what lies along the channels is no window of taps, however long it is."""
+    """Names of parts: a part along the channels is no window of taps."""
 
     def step(x: Array, pool: Array, slots: Array) -> Any:
         rows = pool[slots]
@@ -169,7 +172,7 @@ def test_a_window_of_another_dimension_is_refused() -> None:
     args = jnp.ones((N, TAPS)), jnp.ones((ROWS, TAPS, TAPS)), ARGS[2]
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, args, NAMED)
-    assert {one.kind for one in error.value.violations} == {ViolationKind.DIMENSIONS}
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.DIMENSIONS}
 
     def parts(x: Array, pool: Array, slots: Array) -> Any:
         rows = pool[slots].swapaxes(1, 2)
@@ -228,7 +231,7 @@ def test_the_remedy_of_a_mean_that_all_lanes_may_see(entry: Any) -> None:
     violation = refused(partial(step, as_it_is), ARGS[:1], contract)
     assert "return declassify(value, reason)" in violation.remedy
     proof = prove_isolation(partial(step, lambda x: declassify(x, "a statistic of the batch")), ARGS[:1], contract)
-    assert Assumption.DECLASSIFIED in [one.id for one in proof.assumed]
+    assert Assumption.DECLASSIFIED in [statement.id for statement in proof.assumed]
 
 
 def test_a_mean_that_lanes_read_is_not_to_be_declassified() -> None:

@@ -20,7 +20,7 @@ def test_program_of_the_zoo_is_proved(name: str) -> None:
 
 
 def prove_steps(model: str, all_lanes: bool) -> None:
-    """Each step as it is and, if its arguments have lanes, as the function of one lane under `vmap`."""
+    """Each step, and its function of one lane under `vmap` if all arguments have lanes."""
     for shape in shapes(model, all_lanes):
         prove(program(model, shape))
         if isinstance(shape, Shape):

@@ -17,7 +17,7 @@ from xla_equations import apply
 from ir_passes import SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
-from ir_passes.proof.values import Iota, Kept, SlotEntry, Value
+from ir_passes.proof.values import Iota, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.views import View
 
 Checked = dict[str, int]
@@ -68,7 +68,8 @@ def _faults_by(subject: Subject, checked: Checked, role: str) -> Iterator[str]:
             views.learn(one, bool(one.body))
             known = {} if one.body else numbered
             for fault in _faults_of(reality, array, mine, one.value, known, views, where, checked):
-                yield f"{one.equation.primitive.name} {array.shape[1:]}: {fault}; said: {one.value}, {one.value.kept}"
+                primitive, value = one.equation.primitive.name, one.value
+                yield f"{primitive} {array.shape[1:]}: {fault}; claim: {value}, {value.intact}"
             if not one.body:
                 numbered.setdefault(one.value.number, (array, mine))
 
@@ -166,8 +167,8 @@ def _faults_of(
             both = others.reshape(array.shape)
             if look("number", differing(array, other.reshape(array.shape)) & both):
                 yield "has the value number of an array that holds something else for idle lanes"
-    if value.kept is not None:
-        taken = views.taken(value.kept, where, lane=getattr(value.owner, "lane", None))
+    if value.intact is not None:
+        taken = views.taken(value.intact, where, lane=getattr(value.owner, "lane", None))
         if taken is None:
             checked["kept by a view that is not followed"] = checked.get("kept by a view that is not followed", 0) + 1
         elif taken.shape != array.shape or taken.dtype != array.dtype:
@@ -199,8 +200,8 @@ class Views:
 
     def learn(self, one: Prediction, inside: bool) -> None:
         """Remember what a read at run-time indices takes, the first time that its step of a view is met."""
-        before = one.operands[0].kept if one.operands else None
-        after, name = one.value.kept, one.equation.primitive.name
+        before = one.operands[0].intact if one.operands else None
+        after, name = one.value.intact, one.equation.primitive.name
         if inside or before is None or after is None or name not in ("gather", "dynamic_slice"):
             return
         steps = after.view[len(before.view) :]
@@ -227,7 +228,7 @@ class Views:
         params = self.scans[body]
         return params["length"] - 1 - turn if params["reverse"] else turn
 
-    def taken(self, kept: Kept, turn: int | None, device: Any = None, lane: Any = None) -> np.ndarray | None:
+    def taken(self, intact: UnchangedRows, turn: int | None, device: Any = None, lane: Any = None) -> np.ndarray | None:
         """[run, ...], or None if one of the steps is not followed here.
 
         Args:
@@ -236,8 +237,8 @@ class Views:
             device: whose part is taken where an array is split over devices.
             lane: the lane with the array, if it is one lane's.
         """
-        array = self.claims.leaves[kept.leaf]
-        steps: list[Any] = list(kept.view)
+        array = self.claims.leaves[intact.leaf]
+        steps: list[Any] = list(intact.view)
         while steps:
             known = self._known_read(steps, array, lane)
             if known is not None:
@@ -289,10 +290,10 @@ class Views:
         slots = self.claims.leaves[leaf]
         rows = np.moveaxis(pool, dim + 1, 1)
         found = np.take_along_axis(rows, slots.reshape(*slots.shape, *[1] * (rows.ndim - 2)), axis=1)
-        kept = [d for d in range(pool.ndim - 1) if d != dim]
-        if any(d not in window for d in kept):
+        intact = [d for d in range(pool.ndim - 1) if d != dim]
+        if any(d not in window for d in intact):
             return None
-        order = {at[0]: 0, **{window[d]: k + 1 for k, d in enumerate(kept)}}
+        order = {at[0]: 0, **{window[d]: k + 1 for k, d in enumerate(intact)}}
         if dim in window:
             found = np.expand_dims(found, found.ndim)
             order[window[dim]] = found.ndim - 2

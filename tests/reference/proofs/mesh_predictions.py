@@ -15,7 +15,7 @@ from predicted_owners import Reality, differing, predictions
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, PoolRows, Symbol
-from ir_passes.proof.values import Ahead, SlotEntry, Value
+from ir_passes.proof.values import DeviceOffset, SlotEntry, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
@@ -104,7 +104,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
             yield from (f"{name}: {fault}" for fault in _held(eqn.params["mesh"], arrays, busy[var].value.owner))
             for number in range(arrays.shape[1]):
                 device, array = Device(eqn.params["mesh"], number, subject.bound.lanes), arrays[:, number]
-                owner, kept = busy[var].value.owner, still[var].value.kept if var in still else None
+                owner, intact = busy[var].value.owner, still[var].value.intact if var in still else None
                 may = _may_differ(reality, device, owner, array.shape)
                 if may is not None:
                     checked["owner"] = checked.get("owner", 0) + array.size
@@ -114,11 +114,11 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
                     f"{name}: {fault} on device {number}" for fault in _facts(reality, device, array, busy[var].value)
                 )
                 mine = np.broadcast_to(_of_lanes(reality, idle, device, owner, array.shape), array.shape)
-                taken = None if kept is None else views.taken(kept, None, device)
+                taken = None if intact is None else views.taken(intact, None, device)
                 if taken is not None:
                     checked["kept"] = checked.get("kept", 0) + int(mine.sum())
                     if taken.shape != array.shape or (differing(array, taken) & mine).any():
-                        yield f"{name}: is not what idle lanes keep on device {number}; said: {kept}"
+                        yield f"{name}: is not what idle lanes keep on device {number}; said: {intact}"
 
 
 def _lanes(device: Device, owner: LaneRows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
@@ -157,7 +157,7 @@ def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) ->
     if value.range is not None and array.size and (array.min() < value.range[0] or array.max() > value.range[1]):
         yield f"holds {array.min()} to {array.max()}, outside its range {value.range}"
     match value.fact:
-        case Ahead(name, rows):
+        case DeviceOffset(name, rows):
             if (array != rows * device.at[name]).any():
                 yield f"does not hold the {rows} rows of each device before"
         case SlotEntry(leaf, None, less) if (
@@ -172,16 +172,16 @@ def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) ->
 
 def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
     """Whether of all devices along some axes of the mesh one at most has more than zeros, for each lane."""
-    if not isinstance(owner, LaneRows | OneLane) or not owner.held:
+    if not isinstance(owner, LaneRows | OneLane) or not owner.unreduced:
         return
     runs, _, *shape = arrays.shape
     there = arrays.reshape(runs, *over.shape.values(), *shape) != 0
     first = 1 + len(over.shape)
-    kept = first + owner.axis if isinstance(owner, LaneRows) else None
-    rows = there.any(axis=tuple(axis for axis in range(first, there.ndim) if axis != kept))
-    along = tuple(1 + over.axis_names.index(name) for name in owner.held)
+    intact = first + owner.axis if isinstance(owner, LaneRows) else None
+    rows = there.any(axis=tuple(axis for axis in range(first, there.ndim) if axis != intact))
+    along = tuple(1 + over.axis_names.index(name) for name in owner.unreduced)
     if (rows.sum(axis=along) > 1).any():
-        yield f"has rows on several devices along {owner.held}"
+        yield f"has rows on several devices along {owner.unreduced}"
 
 
 def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -18,34 +18,34 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
-    Absent,
-    Begun,
-    Clipped,
+    BroadcastVector,
+    ClippedIota,
     Columns,
     Counts,
     Finite,
     HasRow,
     Iota,
     LaneLimit,
+    LaneStarted,
+    MaskedOut,
     Negative,
     NextLane,
+    NonPadding,
     NotLater,
     Offsets,
     OneHot,
     PageEntry,
     Permuted,
-    Raised,
-    Real,
+    PlusConstant,
     SameLane,
     SegmentIds,
     SharedPadding,
-    Shifted,
     ShiftedIds,
+    ShiftedIota,
     SlotEntry,
-    Spread,
     Tiles,
     TokenBound,
-    TokenOf,
+    TokenOfLane,
     TokenSpan,
     Value,
     WithinLane,
@@ -263,7 +263,7 @@ def _faults_of(
     for axis in value.uniform:
         if (array.shape[axis + 1] > 1) and differing(array, array.take([0], axis + 1)).any():
             yield f"is not the same along axis {axis}"
-    if isinstance(value.fact, SlotEntry) and value.fact.taken and "null" not in value.fact.instead:
+    if isinstance(value.fact, SlotEntry) and value.fact.non_null and "null" not in value.fact.alternatives:
         if ((array >= 0) & (array < value.fact.stride)).any():
             yield "is on the null row"
     match value.fact:
@@ -280,7 +280,7 @@ def _faults_of(
             slots = reality.claims.leaves[leaf][:, lanes[inside]]
             if (rows != slots.reshape(len(slots), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not its lane's entry in the slot map"
-        case PageEntry(leaf, stride, spare, instead) if (
+        case PageEntry(leaf, stride, spare, alternatives) if (
             isinstance(value.owner, LaneRows) and not value.owner.order and not value.owner.packed
         ):
             rows = np.moveaxis(array, value.owner.axis + 1, 1)
@@ -296,7 +296,7 @@ def _faults_of(
                 "lowest": rows <= -(1 << 30),
                 "last": rows == rows,
             }
-            if not (mine | np.any([elsewhere[kind] for kind in instead] or [mine], axis=0)).all():
+            if not (mine | np.any([elsewhere[kind] for kind in alternatives] or [mine], axis=0)).all():
                 yield "is no entry of its lane's row in the page table"
         case SegmentIds(axis, layout, padding) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, -1)
@@ -304,7 +304,7 @@ def _faults_of(
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
-        case Real(layout, int(axis), _, when) if layout in reality.segments:
+        case NonPadding(layout, int(axis), _, when) if layout in reality.segments:
             rows = np.moveaxis(array == when, axis + 1, -1)
             real = (reality.segments[layout][:, : rows.shape[-1]] < reality.bound.lanes).reshape(
                 len(rows), *[1] * (rows.ndim - 2), -1
@@ -332,7 +332,7 @@ def _faults_of(
             entries = cu[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
             if (rows != entries.reshape(len(entries), *[1] * (rows.ndim - 2), -1)).any():
                 yield "holds other entries of cu_seqlens"
-        case Begun(layout, tokens, lanes, first, when) if layout in reality.segments:
+        case LaneStarted(layout, tokens, lanes, first, when) if layout in reality.segments:
             rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
             cu = _starts(reality, layout)[:, first : first + rows.shape[2]]
             expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
@@ -363,10 +363,10 @@ def _faults_of(
             may = reality.tokens_may_differ(tokens.ravel(), layout).reshape(len(rows), *tokens.shape).any(axis=2)
             if (_by_row(differing(rows, rows[reality.claims.base])) & ~may).any():
                 yield "depends on tokens outside of its span"
-        case Shifted(axis, by):
+        case ShiftedIota(axis, by):
             if (np.moveaxis(array, axis + 1, -1) != np.arange(array.shape[axis + 1]) + by).any():
                 yield "does not count from its shift"
-        case Clipped(axis, by):
+        case ClippedIota(axis, by):
             index = np.arange(array.shape[axis + 1]) + by
             inside = (index >= 0) & (index < len(index))
             if (np.moveaxis(array, axis + 1, -1) != index)[..., inside].any():
@@ -382,13 +382,13 @@ def _faults_of(
             other = (one != two) & (one < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
             if (rows & other).any():
                 yield "is true of tokens of different lanes"
-        case TokenOf(layout) if layout in reality.segments:
+        case TokenOfLane(layout) if layout in reality.segments:
             index = array.reshape(*array.shape[:2], -1)
             for run, segment in enumerate(reality.segments[layout]):
                 for lane in np.intersect1d(np.arange(reality.bound.lanes), segment):
                     if (segment[index[run, lane]] != lane).any():
                         yield "is no token of each lane"
-        case Absent(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
+        case MaskedOut(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
             rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
             one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
@@ -424,7 +424,7 @@ def _faults_of(
         case HasRow(number) if number in numbered and numbered[number].shape == array.shape:
             if (array != (numbered[number] != 0)).any():
                 yield "does not say who has a row"
-        case Raised(number, by) if number in numbered and numbered[number].shape == array.shape:
+        case PlusConstant(number, by) if number in numbered and numbered[number].shape == array.shape:
             if (array != numbered[number] + np.asarray(by, array.dtype)).any():
                 yield "is not raised"
         case Permuted(order, 1) if order.inverse and order.number in orders:
@@ -445,7 +445,7 @@ def _faults_of(
             rows = np.moveaxis(array, (axis + 1, classes + 1), (1, 2))
             if (rows != (keys[:, :, None] == np.arange(rows.shape[2]))).any():
                 yield "is not the one-hot form of its keys"
-        case Spread(number, axis) if number in numbered:
+        case BroadcastVector(number, axis) if number in numbered:
             rows = np.moveaxis(array, axis + 1, -1)
             entries = numbered[number].reshape(len(array), *[1] * (array.ndim - 2), -1)
             if differing(rows, np.broadcast_to(entries, rows.shape)).any():

@@ -159,16 +159,16 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
     """Split an index array into one array per dimension; `last` is the axis that holds the components."""
     if axis_of(indices.owner) == last:
         mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
-        indices = indices.but(owner=mixed, fact=None)
+        indices = indices.replace(owner=mixed, fact=None)
     if isinstance(indices.fact, Iota) and indices.fact.axis == last:
-        indices = indices.but(fact=None)
+        indices = indices.replace(fact=None)
     if isinstance(indices.fact, Columns) and len(indices.fact.values) == count:
         return list(indices.fact.values)
     if count == 1:
         return [indices]
     fact = indices.fact if isinstance(indices.fact, SlotEntry | PageEntry | Constant) else None
     numbers = [site.prover.number(("column", k), indices.number) for k in range(count)]
-    return [indices.but(number=number, fact=fact) for number in numbers]
+    return [indices.replace(number=number, fact=fact) for number in numbers]
 
 
 def of_gather(site: Site, indices: Value) -> Access:

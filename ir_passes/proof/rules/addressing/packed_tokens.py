@@ -2,7 +2,7 @@
 
 Every rule for lanes also holds for tokens if each token counts as a separate lane. An owner with `packed` counts tokens
 and never joins an owner that counts lanes. The rules of this module know that several tokens belong to one lane. They
-use three facts about shared arrays: `SegmentIds` (the lane of each token), `TokenOf` (a token of each lane) and
+use three facts about shared arrays: `SegmentIds` (the lane of each token), `TokenOfLane` (a token of each lane) and
 `SameLane` (false for tokens of different lanes).
 
 * `x[segment]`: a real token reads the row of its lane. Padding reads any row, which is allowed.
@@ -35,29 +35,29 @@ from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    Absent,
-    Begun,
-    Clipped,
+    ClippedIota,
     Fact,
     Finite,
     Iota,
     IsFinite,
     LaneLimit,
+    LaneOfToken,
+    LaneStarted,
+    MaskedOut,
     NextLane,
+    NonPadding,
     NotLater,
     Offsets,
     PageEntry,
     PlacedToken,
-    Real,
     SameLane,
-    SegmentAt,
     SegmentIds,
     SharedPadding,
-    Shifted,
     ShiftedIds,
+    ShiftedIota,
     SlotEntry,
     TokenBound,
-    TokenOf,
+    TokenOfLane,
     TokenPairs,
     TokenSpan,
     Value,
@@ -69,8 +69,8 @@ _MASK = (
     "(segment N), before they are reduced"
 )
 _ALONG_AN_AXIS = (
-    Clipped, NextLane, Offsets, PlacedToken, Real, SegmentIds, SharedPadding, Shifted, ShiftedIds, TokenBound,
-    TokenSpan, WithinLane,
+    ClippedIota, NextLane, NonPadding, Offsets, PlacedToken, SegmentIds, SharedPadding, ShiftedIds, ShiftedIota,
+    TokenBound, TokenSpan, WithinLane,
 )  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
@@ -99,16 +99,16 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
     """
     if isinstance(fact, Finite):
         return fact
-    if isinstance(fact, TokenOf):
+    if isinstance(fact, TokenOfLane):
         return fact if new_axis_of(0) == 0 else None
-    if isinstance(fact, SegmentAt):
+    if isinstance(fact, LaneOfToken):
         return fact
-    if isinstance(fact, Begun | LaneLimit | NotLater):
-        pair = (fact.tokens, fact.lanes) if isinstance(fact, Begun) else (fact.rows, fact.columns)
+    if isinstance(fact, LaneStarted | LaneLimit | NotLater):
+        pair = (fact.tokens, fact.lanes) if isinstance(fact, LaneStarted) else (fact.rows, fact.columns)
         first, second = map(new_axis_of, pair)
         if first is None or second is None:
             return None
-        if isinstance(fact, Begun):
+        if isinstance(fact, LaneStarted):
             return replace(fact, tokens=first, lanes=second)
         if isinstance(fact, NotLater) and first > second:
             return None  # the smaller axis has the rows
@@ -116,7 +116,7 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
     if isinstance(fact, _ALONG_AN_AXIS):
         axis = None if fact.axis is None else new_axis_of(fact.axis)
         return fact if fact.axis is None else None if axis is None else replace(fact, axis=axis)
-    if isinstance(fact, SameLane | TokenPairs | Absent):
+    if isinstance(fact, SameLane | TokenPairs | MaskedOut):
         moved_axes = [(owner, new_axis_of(owner.axis)) for owner in (fact.rows, fact.columns)]
         rows, columns = (None if axis is None else replace(owner, axis=axis) for owner, axis in moved_axes)
         return None if rows is None or columns is None else replace(fact, rows=rows, columns=columns)
@@ -137,7 +137,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
     if by_lane and isinstance(index.fact, SegmentIds):
         return tokens(access.index_axes[index.fact.axis], index.fact.layout)
-    if by_lane and isinstance(index.fact, SegmentAt) and access.scalar:
+    if by_lane and isinstance(index.fact, LaneOfToken) and access.scalar:
         return OneLane(index.fact.token, packed=index.fact.layout)
     token_of = token_layout.token_of_lane(index.fact)
     if token_of is not None and rows == tokens(axis, token_of.layout) and access.index_shape[0] == lanes:
@@ -171,18 +171,18 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
     return None
 
 
-def drops_padding(site: Site, fact: SegmentIds | SegmentAt, access: Access, dim: int) -> bool:
+def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, dim: int) -> bool:
     """True if a scatter by lane writes no padding to a lane's row."""
     return fact.padding == "past" and (access.drops or access.full[dim] > site.prover.bound.lanes)
 
 
-def turn(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
+def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
     """Return the token of an iteration that writes the row of its lane.
 
     None if the iteration may also write padding.
     """
     index = access.columns.get(dim)
-    if index is None or not isinstance(index.fact, SegmentAt) or rows != LaneRows(dim) or not access.scalar:
+    if index is None or not isinstance(index.fact, LaneOfToken) or rows != LaneRows(dim) or not access.scalar:
         return None
     if access.full[dim] < site.prover.bound.lanes or not drops_padding(site, index.fact, access, dim):
         return None
@@ -196,16 +196,16 @@ def entries_of_padding(access: Access) -> bool:
     """
     facts = [value.fact for value in access.columns.values()]
     return any(
-        isinstance(fact, SegmentIds | SegmentAt) and (fact.padding == "last" or not access.drops) for fact in facts
+        isinstance(fact, SegmentIds | LaneOfToken) and (fact.padding == "last" or not access.drops) for fact in facts
     )
 
 
 def by_token(access: Access) -> bool:
     """True if an index selects lanes by token."""
-    return any(isinstance(value.fact, SegmentIds | SegmentAt) for value in access.columns.values())
+    return any(isinstance(value.fact, SegmentIds | LaneOfToken) for value in access.columns.values())
 
 
-def segment_at(site: Site, operand: Value, access: Access) -> SegmentAt | None:
+def segment_at(site: Site, operand: Value, access: Access) -> LaneOfToken | None:
     """Return the fact for an index that selects the lane of one token.
 
     None for other indices.
@@ -218,12 +218,12 @@ def segment_at(site: Site, operand: Value, access: Access) -> SegmentAt | None:
         return None
     if access.drops and not access.inside(axis):
         return None  # a fill value is not a lane
-    return SegmentAt(Symbol(access.columns[axis].number, access.full[axis]), fact.layout, fact.padding)
+    return LaneOfToken(Symbol(access.columns[axis].number, access.full[axis]), fact.layout, fact.padding)
 
 
 def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
     """Return the cases of a select by a padding mask, with the entry of a slot map or page table refined."""
-    if len(cases) != 2 or not isinstance(mask.fact, Real):
+    if len(cases) != 2 or not isinstance(mask.fact, NonPadding):
         return cases
     entry = cases[mask.fact.when]
     fact, owner = entry.fact, entry.owner
@@ -234,7 +234,7 @@ def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
     is_own_token = is_own_token or (isinstance(owner, OneLane) and owner.packed == layout and owner.lane == token)
     if not is_own_token:
         return cases
-    entry = entry.but(fact=replace(fact, instead=fact.instead - {"last"}))
+    entry = entry.replace(fact=replace(fact, alternatives=fact.alternatives - {"last"}))
     return (cases[0], entry) if mask.fact.when else (entry, cases[1])
 
 
@@ -243,7 +243,7 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
     layout_facts = [site.prover.layout.get(value.number, (None, None)) for value in results]
     results = [
         # The array depends on the layout alone. A reshaped array has the same number, but other axes.
-        value if fact is None or len(shape) != 1 else value.but(owner=COMMON, fact=fact, range=bounds)
+        value if fact is None or len(shape) != 1 else value.replace(owner=COMMON, fact=fact, range=bounds)
         for value, (fact, bounds), shape in zip(results, layout_facts, ir.shapes(site.eqn.outvars), strict=True)
     ]
     if len(results) != 1:
@@ -303,32 +303,32 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             return masked
     if isinstance(result.fact, token_layout.LAYOUT_FACTS):
         return result
-    if site.name in ("lt", "ne", "ge", "eq") and isinstance(x, SegmentIds | SegmentAt) and x.padding == "past":
+    if site.name in ("lt", "ne", "ge", "eq") and isinstance(x, SegmentIds | LaneOfToken) and x.padding == "past":
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
-            return result.but(fact=Real(x.layout, axis, token, when=site.name in ("lt", "ne")))
-    if site.name == "min" and isinstance(x, SegmentAt) and constant_of(operands[1]) == lanes - 1:
-        return result.but(fact=replace(x, padding="last"))
+            return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne")))
+    if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
+        return result.replace(fact=replace(x, padding="last"))
     if site.name == "is_finite":
-        return result.but(fact=IsFinite(operands[0].number))
+        return result.replace(fact=IsFinite(operands[0].number))
     pair = _paired(site, operands)
     if site.name in ("eq", "ne"):
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
         pairs = _pairs(frozenset(ids))
         if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(ids)):
             padding = getattr(ids[pairs.columns], "padding", "") == "last"
-            return result.but(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
-    if isinstance(x, Absent) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
+            return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
+    if isinstance(x, MaskedOut) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
         fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
         if fact is not None:
-            return result.but(fact=fact)
+            return result.replace(fact=fact)
     if pair is not None and isinstance(result.owner, Mixed):
-        return result.but(fact=pair)
+        return result.replace(fact=pair)
     shared = _shared_padding(site, operands)
     return (
         result
         if shared is None or result.fact or result.owner != tokens(*shared)
-        else result.but(fact=SharedPadding(shared[1], shared[0]))
+        else result.replace(fact=SharedPadding(shared[1], shared[0]))
     )
 
 
@@ -363,17 +363,17 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     facts = [value.fact for value in operands]
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
     if site.name == "not":
-        return result.but(fact=replace(same_lane[0], when=not same_lane[0].when)) if same_lane else None
+        return result.replace(fact=replace(same_lane[0], when=not same_lane[0].when)) if same_lane else None
     when = site.name == "and"
     if any(fact.when != when for fact in same_lane):
         # true of one of two equal masks
         alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
         whole = all(_full(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
-        return result.but(fact=same_lane[0]) if alike and whole else None
+        return result.replace(fact=same_lane[0]) if alike and whole else None
     if not same_lane:
         fact = _between_bounds(site, facts, when) or _between_limits(site, facts, when)
         fact = fact or (None if result.fact else _real_rows(site, facts, when))
-        return None if fact is None else result.but(fact=fact)
+        return None if fact is None else result.replace(fact=fact)
     mask = same_lane[0]
     operand_axes = [_tokens_of(value) for value in operands]
     if not _full(site, facts.index(mask), (mask.rows, mask.columns)):
@@ -385,12 +385,12 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
         return None
     owner = mask.rows if any(operand_axes) else result.owner
     real = any(_excludes_padding(site, k, fact, mask) for k, fact in enumerate(facts))
-    return result.but(owner=owner, fact=replace(mask, padding=mask.padding and not real))
+    return result.replace(owner=owner, fact=replace(mask, padding=mask.padding and not real))
 
 
 def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
     """Return the mask of lanes and tokens between the entries i and i + 1 of cu_seqlens."""
-    begun = {fact.first: fact for fact in facts if isinstance(fact, Begun)}
+    begun = {fact.first: fact for fact in facts if isinstance(fact, LaneStarted)}
     if begun.keys() != {0, 1} or site.prover.bound.lanes == 1:
         return None
     first, second = begun[0], begun[1]
@@ -414,10 +414,10 @@ def _between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLan
     return SameLane(rows, columns, when=when) if whole else None
 
 
-def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> Real | None:
+def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> NonPadding | None:
     """Return the padding mask of a logical operation on one."""
     for k, fact in enumerate(facts):
-        if isinstance(fact, Real) and fact.when == when:
+        if isinstance(fact, NonPadding) and fact.when == when:
             if _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
                 return fact
     return None
@@ -436,7 +436,7 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
         one_layout = mask.rows.packed == mask.columns.packed
         whole = _full(site, operand, (mask.rows, mask.columns))
         return one_layout and whole and (fact.rows, fact.columns) == (mask.rows.axis, mask.columns.axis)
-    if isinstance(fact, Real) and fact.axis is not None:
+    if isinstance(fact, NonPadding) and fact.axis is not None:
         own = tokens(fact.axis, fact.layout)
         return own == mask.columns and _full(site, operand, (own,))
     return False
@@ -466,14 +466,14 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
         ):
             return result
         number = _literal(site, site.eqn.invars[2 - mask.fact.when])
-        absent = Absent(rows, columns, number == 0) if number in (0, -math.inf) else None
-        return result.but(owner=rows, fact=absent)
+        absent = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
+        return result.replace(owner=rows, fact=absent)
     if isinstance(mask.fact, IsFinite) and mask.fact.number == cases[1].number and site.shapes[0] == site.shape:
         number = _literal(site, site.eqn.invars[1])
         if number is not None and math.isfinite(number):
-            return result.but(fact=Finite())
+            return result.replace(fact=Finite())
     pair = _paired(site, operands)
-    return result.but(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
+    return result.replace(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
 
 
 def _product(site: Site, operands: list[Value], result: Value) -> Value:
@@ -493,16 +493,21 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     for weights, values in ((0, 1), (1, 0)):
         fact, value = operands[weights].fact, operands[values]
         summed = dict(zip(contract[weights], contract[values], strict=True))
-        if not isinstance(fact, Absent) or not fact.zero or fact.columns.axis not in summed or fact.rows.axis in summed:
+        if (
+            not isinstance(fact, MaskedOut)
+            or not fact.zero
+            or fact.columns.axis not in summed
+            or fact.rows.axis in summed
+        ):
             continue
         if operands[weights].owner != fact.rows or value.owner != replace(fact.columns, axis=summed[fact.columns.axis]):
             continue
         dtypes = ir.dtype_of(site.eqn.invars[values]), ir.dtype_of(site.eqn.outvars[0])
         if not finite_in_product(value.fact, *dtypes, site.params["precision"]):
             message = "tokens of other lanes are weighted by zero, and zero times nan or infinity is nan"
-            return result.but(owner=site.mixed(message, _FINITE))
+            return result.replace(owner=site.mixed(message, _FINITE))
         site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
-        return result.but(owner=replace(fact.rows, axis=result_axes[weights][fact.rows.axis]))
+        return result.replace(owner=replace(fact.rows, axis=result_axes[weights][fact.rows.axis]))
     owners = frozenset(
         replace(value.owner, axis=result_axes[side][value.owner.axis])
         for side, value in enumerate(operands)
@@ -510,7 +515,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
     )
     pairs = _pairs(owners)
     if pairs is not None and isinstance(result.owner, Mixed):
-        return result.but(owner=site.mixed("it combines tokens of different lanes", _MASK), fact=pairs)
+        return result.replace(owner=site.mixed("it combines tokens of different lanes", _MASK), fact=pairs)
     return result
 
 

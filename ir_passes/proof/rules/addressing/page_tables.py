@@ -15,7 +15,7 @@ from dataclasses import replace
 from ir_passes.contract.contract import PageTable
 from ir_passes.proof.owners import Mixed, PoolRows
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Negative, PageEntry, Raised, Range, Value
+from ir_passes.proof.values import Negative, PageEntry, PlusConstant, Range, Value
 from ir_passes.proof.violations import ViolationKind
 
 LOWEST = -(1 << 30)
@@ -50,7 +50,7 @@ def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
     fact, by = x.fact, y.range
     if not isinstance(fact, PageEntry) or by is None or by[0] < 0:
         return None
-    if bounds is not None and by[1] + fact.spare < fact.stride and not fact.instead & {"below", "lowest"}:
+    if bounds is not None and by[1] + fact.spare < fact.stride and not fact.alternatives & {"below", "lowest"}:
         return replace(fact, spare=fact.spare + by[1])
     return None
 
@@ -63,7 +63,7 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
     fact = x.fact
     if not isinstance(fact, PageEntry) or not divisor or divisor < 1 or fact.stride % divisor:
         return None
-    if fact.instead & {"below", "lowest"}:
+    if fact.alternatives & {"below", "lowest"}:
         return None
     return replace(fact, stride=fact.stride // divisor, spare=fact.spare // divisor)
 
@@ -82,15 +82,15 @@ def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | No
     facts = [case.fact for case in cases]
     for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
         first, raised = facts[entry], facts[other]
-        if not isinstance(first, PageEntry) or not isinstance(raised, Raised):
+        if not isinstance(first, PageEntry) or not isinstance(raised, PlusConstant):
             continue
-        number, low = cases[entry].number, frozenset({"below"} if "lowest" in first.instead else ())
-        if raised.number != number or raised.by > _MAX_RAISE or "below" in first.instead:
+        number, low = cases[entry].number, frozenset({"below"} if "lowest" in first.alternatives else ())
+        if raised.number != number or raised.by > _MAX_RAISE or "below" in first.alternatives:
             return None
         if k == 0 and which.fact == Negative(number):
-            return replace(first, instead=first.instead - {"lowest"} | low)
+            return replace(first, alternatives=first.alternatives - {"lowest"} | low)
         if cases[other].range is not None and raised.by >= _size(site, first):
-            return replace(first, instead=first.instead | low | {"past"})
+            return replace(first, alternatives=first.alternatives | low | {"past"})
         return None
     entries = [fact for fact in facts if isinstance(fact, PageEntry)]
     if not entries or len({(fact.leaf, fact.stride) for fact in entries}) > 1:
@@ -98,12 +98,12 @@ def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | No
     others = {nowhere(site, case, cases) for case in cases if not isinstance(case.fact, PageEntry)}
     if None in others:
         return None
-    instead = frozenset(kind for kind in others if kind).union(*(fact.instead for fact in entries))
-    return replace(entries[0], spare=max(fact.spare for fact in entries), instead=instead)
+    alternatives = frozenset(kind for kind in others if kind).union(*(fact.alternatives for fact in entries))
+    return replace(entries[0], spare=max(fact.spare for fact in entries), alternatives=alternatives)
 
 
 def nowhere(site: Site, row: Value, among: tuple[Value, ...]) -> str | None:
-    """Return the kind of a row that no lane owns, as in `PageEntry.instead`; None for one that a lane may own."""
+    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`; None for one that a lane may own."""
     entry = next((case.fact for case in among if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
@@ -165,19 +165,19 @@ def page_fault(
     if length < entry.size * indices:
         message = f"{pages} holds pages in [0, {entry.size}) of {entry.page_size} rows, {path} has {length} of them"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many pages as the page table has")
-    if "last" in fact.instead and write:
+    if "last" in fact.alternatives and write:
         message = f"a padding token writes to a page of the last lane in {path}"
         remedy = (
             "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the table by "
             ".at[segment, page].get(mode='fill', fill_value=size)"
         )
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    past = "past" in fact.instead
+    past = "past" in fact.alternatives
     if past and (length > entry.size * indices or not drops):
         message = f"rows of {path} are picked by {pages} or by a row past its last page"
         remedy = "give the pool as many pages as the page table, and use mode='drop' for writes, mode='fill' for reads"
         return site.mixed(f"{message}, which may be a lane's", remedy, ViolationKind.WRONG_ROW)
-    low = fact.instead & {"below", "lowest"}
+    low = fact.alternatives & {"below", "lowest"}
     if low and not drops and (write or not entry.null):
         message = f"a row of {path} that may lie below its first one is clamped to that"
         return site.mixed(message, "use mode='drop' for writes, mode='fill' for reads", ViolationKind.WRONG_ROW)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
+from ir_passes.proof.prover import RowAccess
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.page_tables import no_entry, page_fault
 from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Constant, Iota, Kept, PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, UnchangedRows, Value
 from ir_passes.proof.views import View, entered, left
 from ir_passes.proof.violations import ViolationKind
-from ir_passes.proof.walk import RowAccess
 
 _PLACES = "rows of a pool are used with what depends on their place in an order that depends on all lanes"
 _BY_SLOT = (
@@ -28,22 +28,26 @@ def read(site: Site, operand: Value, access: Access) -> Value:
     axis = pool.axis
     if access.whole(axis):
         part = replace(pool, axis=access.window[axis], view=access.taken(pool.view, axis))
-        kept = None if operand.kept is None else Kept(operand.kept.leaf, access.taken(operand.kept.view, axis))
+        intact = (
+            None
+            if operand.intact is None
+            else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, axis))
+        )
         version = site.prover.versions.part_of(operand.version)
-        return Value(site.join(part, access.owners(site)), kept=kept, version=version)
+        return Value(site.join(part, access.owners(site)), intact=intact, version=version)
     found = _row_owner(site, pool, access, write=False)
     if isinstance(found, Mixed):
         return Value(found)
-    kept = None
-    if operand.kept is not None:
+    intact = None
+    if operand.intact is not None:
         by = _places(access.columns[axis])
-        kept = Kept(operand.kept.leaf, entered(access.taken(operand.kept.view, axis), ("by slot", by)))
+        intact = UnchangedRows(operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", by)))
     if access.reveals_places(found, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(found, access.owners(site, without=axis))
     if pool.split and isinstance(owner, LaneRows | OneLane) and not counts_within(site, access.columns[axis]):
-        return Value(replace(owner, held=pool.split))
-    return Value(owner, kept=kept)
+        return Value(replace(owner, unreduced=pool.split))
+    return Value(owner, intact=intact)
 
 
 def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
@@ -56,11 +60,11 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     assert isinstance(pool, PoolRows)
     axis = pool.axis
     if access.all_outside():
-        return operand.but(number=0, version=site.prover.versions.succeed(operand.version))
+        return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     if access.whole(axis):
         return _put_back(site, operand, updates, access)
     if _to_null_row(site, pool, access):
-        return operand.but(number=0, version=site.prover.versions.succeed(operand.version))
+        return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     found = _row_owner(site, pool, access, write=True)
     if isinstance(found, Mixed):
         return Value(found)
@@ -80,11 +84,11 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry | PageEntry)
-    kept = operand.kept
-    if kept is not None:
-        kept = kept.after_write(updates.kept, lambda view: _put_by_slot(view, access, axis)) if replaces else None
+    intact = operand.intact
+    if intact is not None:
+        intact = intact.after_write(updates.intact, lambda view: _put_by_slot(view, access, axis)) if replaces else None
     later = replace(pool, writers=pool.writers | {index.leaf})
-    return Value(later, kept=kept, version=site.prover.versions.succeed(operand.version))
+    return Value(later, intact=intact, version=site.prover.versions.succeed(operand.version))
 
 
 def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
@@ -115,7 +119,7 @@ def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
     index = access.columns[axis]
     forms = [_places(index)]
     if isinstance(index.fact, SlotEntry) and index.fact.stride == 1:
-        forms.append((replace(index.fact, guard=None, instead=frozenset()),))
+        forms.append((replace(index.fact, guard=None, alternatives=frozenset()),))
     for by in forms:
         rows = left(view, ("by slot", by))
         if rows is not None:
@@ -133,11 +137,11 @@ def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Val
         message = f"every row of pool {pool.group!r} is written, those that no lane owns too"
         remedy = "write rows by the slot map, or put a changed part back where it was taken"
         return Value(site.mixed(message, remedy, ViolationKind.FRAME))
-    kept = operand.kept
-    if kept is not None:
-        kept = kept.after_write(updates.kept, lambda view: access.put(view, pool.axis))
+    intact = operand.intact
+    if intact is not None:
+        intact = intact.after_write(updates.intact, lambda view: access.put(view, pool.axis))
     owner = replace(pool, unframed=pool.unframed or part.unframed, writers=pool.writers | part.writers)
-    return Value(owner, kept=kept, version=site.prover.versions.succeed(operand.version))
+    return Value(owner, intact=intact, version=site.prover.versions.succeed(operand.version))
 
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
@@ -201,5 +205,5 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
     else:
         lane = whose = owner.lane if isinstance(owner, OneLane) else None
     fact = index.fact
-    rows = replace(fact, less=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
+    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))

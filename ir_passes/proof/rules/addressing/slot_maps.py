@@ -6,7 +6,7 @@ from ir_passes.contract.contract import BoundContract, SlotMap
 from ir_passes.proof.owners import LaneRows, Mixed, OneLane, Owner, PoolRows
 from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Ahead, SlotEntry, Value
+from ir_passes.proof.values import DeviceOffset, SlotEntry, Value
 from ir_passes.proof.violations import ViolationKind
 
 
@@ -51,32 +51,32 @@ def map_fault(
     if rows < entry.size:
         message = f"{slots} holds rows in [0, {entry.size}), {path} has {rows}"
         site.report(ViolationKind.BOUNDS, message, "give the pool as many rows as the slot map has slots")
-    if "past" in fact.instead and rows > entry.size:
+    if "past" in fact.alternatives and rows > entry.size:
         message = f"rows of {path} are picked by {slots} or by a row past its last one, {entry.size - 1}"
         remedy = f"declare the slot map with size={rows}, as many as the pool has rows, and guard with that row"
         return site.mixed(f"{message}, which may be one that no lane owns", remedy, ViolationKind.WRONG_ROW)
-    if "null" in fact.instead and not write:
+    if "null" in fact.alternatives and not write:
         message = f"a lane that is switched off reads the null row of {path}, which any lane may have written"
         remedy = "read by the slot map itself, or by where(active, slots, size) with mode='fill'"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if not write and not fact.taken and beside(site.prover.bound, fact.leaf, pool.group):
+    if not write and not fact.non_null and is_optional_map(site.prover.bound, fact.leaf, pool.group):
         message = f"a lane that has no row in {slots} reads the null row of {path}, which any lane may have written"
         remedy = f"read by where({slots} > 0, {slots}, {entry.size}) with mode='fill', or declare it with role='write'"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if "last" in fact.instead and write:
+    if "last" in fact.alternatives and write:
         message = f"a padding token writes to the row of the last lane in {path}"
         remedy = (
             "send padding past the end: where(segment < lanes, row, size) with mode='drop', or read the slot map by "
             ".at[segment].get(mode='fill', fill_value=size)"
         )
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    if fact.instead - {"null", "last"} and not drops:
+    if fact.alternatives - {"null", "last"} and not drops:
         message = f"a row of {path} that may lie outside of it is clamped to its first or last row"
         site.report(ViolationKind.BOUNDS, message, "use mode='drop' for writes, mode='fill' for reads")
     return None
 
 
-def beside(bound: BoundContract, leaf: int, group: str) -> bool:
+def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
     """Whether a slot map is one of second rows, which a lane that is not idle may lack, on the null row there."""
     entry = bound.inputs[leaf].entry
     maps = [one.entry for one in bound.inputs if isinstance(one.entry, SlotMap) and group in one.entry.names]
@@ -102,7 +102,7 @@ def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, acce
     """
     local, slots = _local(site, fact), site.prover.bound.inputs[fact.leaf].path
     if local is not None and isinstance(owner, LaneRows | OneLane):
-        if fact.less is None and owner.split == pool.split:
+        if fact.offset is None and owner.split == pool.split:
             return None
         message = (
             f"{slots} counts rows within a device along {local!r}, and is not used as it is by that device's lanes"
@@ -110,14 +110,14 @@ def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, acce
         remedy = f"split {slots} over {local!r} like the pool, and index by its entries as they are"
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
     path, rows = site.prover.bound.inputs[pool.leaf].path, access.full[pool.axis]
-    shift = None if fact.less is None else f"{fact.less.rows} * axis_index({fact.less.over!r})"
+    shift = None if fact.offset is None else f"{fact.offset.rows} * axis_index({fact.offset.over!r})"
     if not pool.split:
         if shift is None:
             return None
         message = f"{path} has all its rows on every device, and is indexed by {slots} less {shift}"
         return site.mixed(message, "index it by the entries as they are", ViolationKind.WRONG_ROW)
     along = ", ".join(pool.split)
-    if len(pool.split) != 1 or fact.less != Ahead(pool.split[0], rows):
+    if len(pool.split) != 1 or fact.offset != DeviceOffset(pool.split[0], rows):
         message = (
             f"a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift or 'nothing'}"
         )

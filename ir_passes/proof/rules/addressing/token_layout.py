@@ -18,40 +18,40 @@ from ir_passes.proof.owners import Common
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    Begun,
-    Clipped,
+    ClippedIota,
     Fact,
     Iota,
     LaneLimit,
-    Marks,
+    LaneStarted,
     Negative,
     NextLane,
+    NonPadding,
     NotLater,
+    OffsetCounts,
     Offsets,
-    Raised,
+    PlusConstant,
     Range,
-    Real,
     SegmentIds,
-    Shifted,
     ShiftedIds,
+    ShiftedIota,
     TokenBound,
-    TokenOf,
+    TokenOfLane,
     Value,
     WithinLane,
 )
 
 LAYOUT_FACTS = (
-    Begun, Clipped, LaneLimit, Marks, NextLane, NotLater, Offsets, Real, SegmentIds, Shifted, ShiftedIds, TokenBound,
-    TokenOf, WithinLane,
+    ClippedIota, LaneLimit, LaneStarted, NextLane, NonPadding, NotLater, OffsetCounts, Offsets, SegmentIds, ShiftedIds,
+    ShiftedIota, TokenBound, TokenOfLane, WithinLane,
 )  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
-_FLAGS = Begun | LaneLimit | NotLater | Real | WithinLane
+_FLAGS = LaneStarted | LaneLimit | NotLater | NonPadding | WithinLane
 """Facts about masks, which a negation keeps."""
 _Found = tuple[Fact, Range | None]
 
 
-def lane_of_token(fact: Begun | Marks, count: int, axis: int, lanes: int) -> _Found | None:
+def lane_of_token(fact: LaneStarted | OffsetCounts, count: int, axis: int, lanes: int) -> _Found | None:
     """Return the fact about `sum(cu_seqlens <= t)`; None if the sum misses lanes.
 
     Args:
@@ -81,13 +81,13 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
     fact, bounds = fact_and_bounds
     if not _represented(site, fact):
         return result
-    return result.but(fact=fact, range=result.range if bounds is None else bounds)
+    return result.replace(fact=fact, range=result.range if bounds is None else bounds)
 
 
 def _represented(site: Site, fact: Fact) -> bool:
     """True if the dtype holds all numbers of a fact, also plus a constant."""
     match fact:
-        case Shifted(axis, by):
+        case ShiftedIota(axis, by):
             return fits(site.eqn.outvars[0].aval, by, site.shape[axis] + by)
         case Offsets(layout) | TokenBound(layout):
             tokens = site.prover.bound.layouts[layout]
@@ -117,7 +117,7 @@ def _plus(site: Site, x: Value, by: int) -> _Found | None:
     """Return the fact about a value plus a constant."""
     fact, lanes = x.fact, site.prover.bound.lanes
     if by >= max(site.shape, default=0) and by != 1:
-        return None  # an index from the end of an axis, which `Raised` follows
+        return None  # an index from the end of an axis, which `PlusConstant` follows
     if isinstance(fact, NextLane) and by == -1:
         return SegmentIds(fact.axis, fact.layout, fact.padding), (0, lanes - (fact.padding == "last"))
     if isinstance(fact, SegmentIds) and by == 1:
@@ -125,14 +125,14 @@ def _plus(site: Site, x: Value, by: int) -> _Found | None:
     if isinstance(fact, Offsets | TokenBound):
         return replace(fact, plus=fact.plus + by), None
     counted = _counted(x)
-    return None if counted is None else (Shifted(counted.axis, counted.by + by), None)
+    return None if counted is None else (ShiftedIota(counted.axis, counted.by + by), None)
 
 
-def _counted(x: Value) -> Shifted | None:
+def _counted(x: Value) -> ShiftedIota | None:
     """Return the index along an axis plus a constant, as a fact."""
     if isinstance(x.fact, Iota) and x.fact.div == 1:
-        return Shifted(x.fact.axis, 0)
-    return x.fact if isinstance(x.fact, Shifted) else None
+        return ShiftedIota(x.fact.axis, 0)
+    return x.fact if isinstance(x.fact, ShiftedIota) else None
 
 
 def _difference(site: Site, operands: list[Value]) -> _Found | None:
@@ -196,7 +196,7 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
     return None
 
 
-def _limit(name: str, token: Shifted, bound: TokenBound) -> LaneLimit | None:
+def _limit(name: str, token: ShiftedIota, bound: TokenBound) -> LaneLimit | None:
     """Return the fact about comparing s + by with a bound of the lane of t, for tokens s and t along two axes."""
     lead = token.by - bound.plus
     inside = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
@@ -217,16 +217,16 @@ def _order(name: str, x: int, y: int) -> NotLater | None:
     return NotLater(x, y, implied[name]) if name in implied else None
 
 
-def _token_and_offset(site: Site, name: str, token: Shifted, offset: Offsets, other: int) -> Fact | None:
+def _token_and_offset(site: Site, name: str, token: ShiftedIota, offset: Offsets, other: int) -> Fact | None:
     """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
     lead = token.by - offset.plus
     if offset.axis is not None and offset.axis != token.axis and _full(site, other, offset.axis):
         exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
         when = exact.get((name, lead))
-        return None if when is None else Begun(offset.layout, token.axis, offset.axis, offset.first, when)
+        return None if when is None else LaneStarted(offset.layout, token.axis, offset.axis, offset.first, when)
     least = {"lt": 0, "le": 1, "ge": 0, "gt": 1}
     if offset.axis is None and offset.first == site.prover.bound.lanes and lead >= least.get(name, lead + 1):
-        return Real(offset.layout, token.axis, when=name in ("lt", "le"))
+        return NonPadding(offset.layout, token.axis, when=name in ("lt", "le"))
     return None
 
 
@@ -286,21 +286,21 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _Found 
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
     if token_of is not None and tokens is not None and (low or 0) <= 0 and (high is None or high >= tokens - 1):
         return token_of, None
-    shifted = _counted(x) or (Shifted(fact.axis, fact.by) if isinstance(fact, Clipped) else None)
+    shifted = _counted(x) or (ShiftedIota(fact.axis, fact.by) if isinstance(fact, ClippedIota) else None)
     if shifted is None:
         return None
     if (low is None or low <= 0) and (high is None or high >= site.shape[shifted.axis] - 1):
-        return Clipped(shifted.axis, shifted.by), None
+        return ClippedIota(shifted.axis, shifted.by), None
     return None
 
 
-def token_of_lane(fact: Fact | None) -> TokenOf | None:
+def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
     """Return the fact about the first or the last token of each lane."""
-    if isinstance(fact, TokenOf):
+    if isinstance(fact, TokenOfLane):
         return fact
     if not isinstance(fact, Offsets) or fact.axis != 0 or (fact.first, fact.plus) not in ((0, 0), (1, -1)):
         return None
-    return TokenOf(fact.layout)
+    return TokenOfLane(fact.layout)
 
 
 def _chosen(site: Site, operands: list[Value]) -> _Found | None:
@@ -308,7 +308,7 @@ def _chosen(site: Site, operands: list[Value]) -> _Found | None:
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     which, x, other = operands
-    if isinstance(which.fact, Real):
+    if isinstance(which.fact, NonPadding):
         ids, outside = operands[1 + which.fact.when].fact, operands[2 - which.fact.when]
         lanes = site.prover.bound.lanes
         if not isinstance(ids, SegmentIds) or constant_of(outside) != lanes:
@@ -320,8 +320,8 @@ def _chosen(site: Site, operands: list[Value]) -> _Found | None:
     token_of = token_of_lane(x.fact)
     if token_of is not None:
         return token_of, None  # negative only for a lane without tokens
-    if isinstance(x.fact, Shifted) and isinstance(other.fact, Raised | Shifted):
-        return Clipped(x.fact.axis, x.fact.by), None
+    if isinstance(x.fact, ShiftedIota) and isinstance(other.fact, PlusConstant | ShiftedIota):
+        return ClippedIota(x.fact.axis, x.fact.by), None
     return None
 
 
@@ -333,7 +333,7 @@ def _both(site: Site, operands: list[Value]) -> _Found | None:
     if within:
         united = _united(within[0], within[1]) if len(within) == 2 else None
         return united or max(within, key=lambda fact: abs(fact.back)), None
-    real = [fact for fact in masks if isinstance(fact, Real) and fact.when == when]
+    real = [fact for fact in masks if isinstance(fact, NonPadding) and fact.when == when]
     return (real[0], None) if real else None
 
 
@@ -354,7 +354,7 @@ def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
 
 
 def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
-    if not isinstance(fact, WithinLane | Real):
+    if not isinstance(fact, WithinLane | NonPadding):
         return False
     return fact.axis is None or _full(site, operand, fact.axis)
 
@@ -366,7 +366,7 @@ def _negated(site: Site, operands: list[Value]) -> _Found | None:
 
 def _summed(site: Site, operands: list[Value]) -> _Found | None:
     fact = operands[0].fact
-    if not isinstance(fact, Begun) or not fact.when or tuple(site.params["axes"]) != (fact.lanes,):
+    if not isinstance(fact, LaneStarted) or not fact.when or tuple(site.params["axes"]) != (fact.lanes,):
         return None
     count = site.shapes[0][fact.lanes]
     axis = fact.tokens - (fact.lanes < fact.tokens)
@@ -375,7 +375,7 @@ def _summed(site: Site, operands: list[Value]) -> _Found | None:
 
 def _running(site: Site, operands: list[Value]) -> _Found | None:
     fact = operands[0].fact
-    if not isinstance(fact, Marks) or site.params["reverse"] or not _holds(site, fact.count):
+    if not isinstance(fact, OffsetCounts) or site.params["reverse"] or not _holds(site, fact.count):
         return None
     return lane_of_token(fact, fact.count, 0, site.prover.bound.lanes)
 
@@ -396,7 +396,7 @@ def _marked(site: Site, operands: list[Value]) -> _Found | None:
     tokens = site.prover.bound.layouts[fact.layout]
     outside = access.drops and access.full[0] == tokens
     count = access.index_shape[0]
-    return (Marks(fact.layout, fact.first, count), (0, count)) if outside and _holds(site, count) else None
+    return (OffsetCounts(fact.layout, fact.first, count), (0, count)) if outside and _holds(site, count) else None
 
 
 def _gathered(site: Site, operands: list[Value]) -> _Found | None:
@@ -461,7 +461,7 @@ def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | No
     if isinstance(fact, WithinLane) and fact.axis is not None:
         stride = 1 if site.shape[fact.axis] == 1 else fact.stride
         return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
-    if isinstance(fact, TokenBound | Real) and not starts[fact.axis or 0]:
+    if isinstance(fact, TokenBound | NonPadding) and not starts[fact.axis or 0]:
         return fact, None
     return None
 

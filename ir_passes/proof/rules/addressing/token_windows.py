@@ -15,7 +15,16 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Clipped, PlacedToken, Real, SharedPadding, Shifted, TokenSpan, Value, WithinLane
+from ir_passes.proof.values import (
+    ClippedIota,
+    NonPadding,
+    PlacedToken,
+    SharedPadding,
+    ShiftedIota,
+    TokenSpan,
+    Value,
+    WithinLane,
+)
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -41,7 +50,7 @@ def carried(site: Site, value: Value, tokens: dict[str, Symbol], reverse: bool) 
     token = tokens.get(owner.packed)
     if token is None or owner != OneLane(token, packed=owner.packed):
         return None
-    return value.but(owner=replace(owner, lane=neighbour(site, token, reverse)))
+    return value.replace(owner=replace(owner, lane=neighbour(site, token, reverse)))
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
@@ -50,7 +59,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     fact = mask.fact
     if len(cases) != 2 or not isinstance(result.owner, Mixed | LaneRows | OneLane):
         return result
-    if not isinstance(fact, WithinLane | Real):
+    if not isinstance(fact, WithinLane | NonPadding):
         return result
     if fact.axis is not None and site.shapes[0] != site.shape:
         return result
@@ -58,19 +67,19 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         return _within(site, fact, mask, cases, result)
     row_owner = OneLane(fact.token, packed=fact.layout) if fact.token else LaneRows(fact.axis or 0, packed=fact.layout)
     owners = [case.owner for case in cases]
-    if isinstance(fact, Real):
+    if isinstance(fact, NonPadding):
         is_shared = isinstance(owners[not fact.when], Common)
         owners[not fact.when] = row_owner  # padding may hold anything
         owner = site.join(mask.owner, *owners)
         if is_shared and isinstance(row_owner, LaneRows) and owner == row_owner and result.fact is None:
-            return result.but(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
+            return result.replace(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
     elif fact.token and owners[fact.when] == OneLane(neighbour(site, fact.token, fact.back < 0), packed=fact.layout):
         owners[fact.when] = row_owner
     else:
         return result
     owner = site.join(mask.owner, *owners)
     changed = not isinstance(owner, Mixed) and owner != result.owner
-    return result.but(owner=owner, fact=None) if changed else result
+    return result.replace(owner=owner, fact=None) if changed else result
 
 
 def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
@@ -82,9 +91,9 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
     span = _span(site, cases[fact.when], axis, length)
     if span is None or any(_span(site, value, axis, length) != own for value in others):
         return result
-    if replace(span, start=own.start, before=0, after=0) != own:
+    if replace(span, start=own.start, back=0, ahead=0) != own:
         return result
-    low, high = span.start - span.before - fact.shift, span.start + span.after - fact.shift
+    low, high = span.start - span.back - fact.shift, span.start + span.ahead - fact.shift
     inside = -fact.back <= low and high <= 0 if fact.back > 0 else 0 <= low and high <= -fact.back
     return _settled(site, result, own, length) if inside else result
 
@@ -122,23 +131,23 @@ def _settled(site: Site, result: Value, span: TokenSpan | None, length: int) -> 
     span = replace(span, stride=1) if length == 1 else span
     ends = span.start, span.start + span.stride * (length - 1)
     tokens = site.prover.bound.layouts[span.layout]
-    if (span.before, span.after) == (0, 0) and tokens is not None and 0 <= min(ends) and max(ends) < tokens:
+    if (span.back, span.ahead) == (0, 0) and tokens is not None and 0 <= min(ends) and max(ends) < tokens:
         if length == 1:
-            return result.but(owner=OneLane(span.start, packed=span.layout), fact=None)
+            return result.replace(owner=OneLane(span.start, packed=span.layout), fact=None)
         if span.stride == 1 and span.axis is not None:
-            return result.but(owner=LaneRows(span.axis, start=span.start, packed=span.layout), fact=None)
-    return result.but(fact=span) if isinstance(result.owner, Mixed) else result
+            return result.replace(owner=LaneRows(span.axis, start=span.start, packed=span.layout), fact=None)
+    return result.replace(fact=span) if isinstance(result.owner, Mixed) else result
 
 
 def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
     """Return the tokens of all spans; None if they are of different axes."""
     first = spans[0]
-    if any(replace(span, start=first.start, before=first.before, after=first.after) != first for span in spans):
+    if any(replace(span, start=first.start, back=first.back, ahead=first.ahead) != first for span in spans):
         return None
     start = max(span.start for span in spans)
-    before = max(start - span.start + span.before for span in spans)
-    after = max(span.start + span.after - start for span in spans)
-    return replace(first, start=start, before=before, after=max(after, 0))
+    back = max(start - span.start + span.back for span in spans)
+    ahead = max(span.start + span.ahead - start for span in spans)
+    return replace(first, start=start, back=back, ahead=max(ahead, 0))
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
@@ -148,7 +157,7 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     index = access.columns[rows.axis]
     fact = index.fact
-    if not isinstance(fact, Clipped | Shifted) or not isinstance(index.owner, Common) or not rows.packed:
+    if not isinstance(fact, ClippedIota | ShiftedIota) or not isinstance(index.owner, Common) or not rows.packed:
         return result
     length = access.full[rows.axis]
     is_full = rows == LaneRows(rows.axis, packed=rows.packed) and length == site.prover.bound.layouts[rows.packed]
@@ -156,7 +165,7 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if access.index_shape[fact.axis] != length:
         return result
-    return result.but(fact=TokenSpan(rows.packed, access.index_axes[fact.axis], fact.by))
+    return result.replace(fact=TokenSpan(rows.packed, access.index_axes[fact.axis], fact.by))
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
@@ -173,13 +182,13 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     longest = lengths.index(max(lengths))
     span, place = spans[longest], places[longest]
     tokens = None if span is None else site.prover.bound.layouts[span.layout]
-    if span is None or tokens is None or (span.stride, span.before, span.after) != (1, 0, 0):
+    if span is None or tokens is None or (span.stride, span.back, span.ahead) != (1, 0, 0):
         return result
     start = span.start - place
     before, after = start + place <= 0, start + place + lengths[longest] >= tokens
     if (place and not before) or (place + lengths[longest] < site.shape[axis] and not after):
         return result
-    return result.but(fact=replace(span, start=start))
+    return result.replace(fact=replace(span, start=start))
 
 
 def _in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
@@ -281,7 +290,7 @@ def padded(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if length == 1:
         one = isinstance(x.owner, OneLane) and result.owner == x.owner
-        return result.but(fact=PlacedToken(span.layout, axis, low, span.start)) if one else result
+        return result.replace(fact=PlacedToken(span.layout, axis, low, span.start)) if one else result
     if span.stride % (inside + 1) or not isinstance(result.owner, Mixed | OneLane):
         return result
     stride = span.stride // (inside + 1)

@@ -23,16 +23,16 @@ from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    Absent,
     Fact,
     Finite,
     Iota,
-    Kept,
+    MaskedOut,
     OneHot,
     PageEntry,
-    Raised,
+    PlusConstant,
     SegmentIds,
     SlotEntry,
+    UnchangedRows,
     Value,
 )
 
@@ -94,8 +94,8 @@ OUTSIDE = np.broadcast_to(np.kron(np.eye(2), np.ones((2, 2))) == 0, (DRAWS, TOKE
 ROWS, COLUMNS = packed_tokens.tokens(1, "tokens"), packed_tokens.tokens(2, "tokens")
 ONE_HOT = np.broadcast_to(np.eye(TOKENS), OUTSIDE.shape)
 FACTS: dict[str, Fact] = {
-    "zero outside": Absent(ROWS, COLUMNS, zero=True),
-    "minus infinity outside": Absent(ROWS, COLUMNS, zero=False),
+    "zero outside": MaskedOut(ROWS, COLUMNS, zero=True),
+    "minus infinity outside": MaskedOut(ROWS, COLUMNS, zero=False),
     "finite": Finite(),
     "one-hot": OneHot(Number(1007), 1, 2),
 }
@@ -148,7 +148,7 @@ def holding(fact: Fact, dtype: str, rng: np.random.Generator) -> np.ndarray | No
     """An array of which a fact holds, of any values otherwise; None if the dtype has no such array."""
     values = rng.choice(every(dtype), OUTSIDE.shape)
     match fact:
-        case Absent(_, _, zero):
+        case MaskedOut(_, _, zero):
             number = 0.0 if zero else -np.inf
             return np.where(OUTSIDE, np.array(number).astype(values.dtype), values) if has(dtype, number) else None
         case Finite():
@@ -161,7 +161,7 @@ def holding(fact: Fact, dtype: str, rng: np.random.Generator) -> np.ndarray | No
 def holds(fact: Fact, array: np.ndarray) -> bool:
     result = numbers(array)
     match fact:
-        case Absent(_, _, zero):
+        case MaskedOut(_, _, zero):
             outside = result[OUTSIDE]
             return bool((np.isnan(outside) | (outside == (0 if zero else -np.inf))).all())
         case Finite():
@@ -172,7 +172,7 @@ def holds(fact: Fact, array: np.ndarray) -> bool:
 
 @pytest.mark.parametrize("dtype", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.long) for one in DTYPES])
 def test_facts_of_elementwise_results(dtype: str) -> None:
-    rng, tried, kept = np.random.default_rng(0), set[str](), set[tuple[str, str]]()
+    rng, tried, intact = np.random.default_rng(0), set[str](), set[tuple[str, str]]()
     with jax.enable_x64(True):
         for name, form, count in forms(dtype, OFTEN if dtype in OFTEN else tuple(DTYPES)):
             tried.add(name)
@@ -185,32 +185,32 @@ def test_facts_of_elementwise_results(dtype: str) -> None:
                 (value,) = applied(
                     form, [array, *others], [Value(ROWS, Number(1002), fact=fact), *[Value(ROWS)] * (count - 1)]
                 )
-                if isinstance(value.fact, Absent | Finite | OneHot):
-                    kept.add((label, name))
+                if isinstance(value.fact, MaskedOut | Finite | OneHot):
+                    intact.add((label, name))
                     result = np.asarray(jax.jit(form)(array, *others))
                     assert holds(value.fact, result), (label, name, dtype, result.dtype)
     assert len(tried) >= (20 if dtype in FLOATS else 10), tried
     if dtype == "float32":
         masked = {("zero outside", name) for name in ("mul", "div", "convert_element_type", "copy")}
         masked |= {("minus infinity outside", name) for name in ("sub", "exp", "exp2", "convert_element_type")}
-        assert kept >= masked | {("finite", "convert_element_type"), ("one-hot", "convert_element_type")}
+        assert intact >= masked | {("finite", "convert_element_type"), ("one-hot", "convert_element_type")}
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(one, marks=[] if one in OFTEN else pytest.mark.long) for one in DTYPES])
 def test_kept_rows_are_the_same_bits(dtype: str) -> None:
     """Of floats with 16 bits or less the bits of a nan are not compared: XLA does not keep them."""
-    rng, row = np.random.default_rng(0), Kept(Leaf(2))
+    rng, row = np.random.default_rng(0), UnchangedRows(Leaf(2))
     array = rng.choice(every(dtype), OUTSIDE.shape)
     with jax.enable_x64(True):
         for name, form, count in forms(dtype, OFTEN):
             others = [rng.choice(every(dtype), OUTSIDE.shape) for _ in range(count - 1)]
-            operand = Value(LaneRows(1), Number(1002), kept=row)
+            operand = Value(LaneRows(1), Number(1002), intact=row)
             for operands, values in (
                 ([array, *others], [operand, *[Value(LaneRows(1))] * (count - 1)]),
                 ([array] * count, [operand] * count),
             ):
                 for value in applied(form, operands, values, idle="length"):
-                    if value.kept != row:
+                    if value.intact != row:
                         continue
                     result = np.asarray(jax.jit(form)(*operands))
                     if jnp.issubdtype(result.dtype, np.integer):  # equal numbers, in a dtype that has them
@@ -223,17 +223,17 @@ def test_kept_rows_are_the_same_bits(dtype: str) -> None:
 
 @pytest.mark.parametrize("before", DTYPES)
 def test_kept_rows_after_two_conversions(before: str) -> None:
-    array, row = np.zeros((2, 2), jnp.dtype(before)), Kept(Leaf(2))
+    array, row = np.zeros((2, 2), jnp.dtype(before)), UnchangedRows(Leaf(2))
     with jax.enable_x64(True):
         for after in DTYPES:
             if after == before:
                 continue
             there = partial(lax.convert_element_type, new_dtype=jnp.dtype(after))
             back = partial(lax.convert_element_type, new_dtype=jnp.dtype(before))
-            (value,) = applied(there, [array], [Value(LaneRows(0), Number(1002), kept=row)], idle="length")
+            (value,) = applied(there, [array], [Value(LaneRows(0), Number(1002), intact=row)], idle="length")
             (again,) = applied(back, [np.zeros((2, 2), jnp.dtype(after))], [value], idle="length")
-            assert value.kept != row or (before in INTEGERS and after in INTEGERS)
-            assert (again.kept == row) == conversions.reversible(jnp.dtype(before), jnp.dtype(after)), (before, after)
+            assert value.intact != row or (before in INTEGERS and after in INTEGERS)
+            assert (again.intact == row) == conversions.reversible(jnp.dtype(before), jnp.dtype(after)), (before, after)
 
 
 BOUNDS = (0, 1), (0, 6), (0, 119), (0, 127), (0, 128), (0, 255), (0, 256), (-1, 5)
@@ -242,7 +242,7 @@ WHOLE: tuple[Fact, ...] = (
     SegmentIds(0, "tokens"),
     PageEntry(Leaf(3)),
     Iota(0),
-    Raised(Number(1003), 1),
+    PlusConstant(Number(1003), 1),
 )
 
 
@@ -267,7 +267,7 @@ def test_integers_with_facts_are_converted_within_bounds(before: str) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
 def test_rows_of_slots_do_not_wrap(dtype: str) -> None:
     """Arithmetic on entries of a slot map in a narrow dtype: rows of the entry, or nothing is known."""
-    kept = set[str]()
+    intact = set[str]()
     for size in (20, 120):
         slots = np.arange(size).astype(dtype)
         for name, form, count in forms(dtype, ("int8", "uint8", "int16", "int32")):
@@ -277,13 +277,17 @@ def test_rows_of_slots_do_not_wrap(dtype: str) -> None:
                 values += [Value(COMMON, Number(1003), (number, number))] * (count - 1)
                 for order in (1, -1) if count == 2 else (1,):
                     (value,) = applied(form, [slots, *[other] * (count - 1)][::order], values[::order])
-                    if not isinstance(value.fact, SlotEntry) or value.fact.instead or value.fact.less is not None:
+                    if (
+                        not isinstance(value.fact, SlotEntry)
+                        or value.fact.alternatives
+                        or value.fact.offset is not None
+                    ):
                         continue
-                    kept.add(name)
+                    intact.add(name)
                     result = np.asarray(jax.jit(form)(*[slots, *[other] * (count - 1)][::order])).astype(np.int64)
                     assert (result // value.fact.stride == slots).all(), (name, number, value)
                     assert (result % value.fact.stride <= value.fact.spare).all(), (name, number, value)
-    assert kept >= {"mul", "convert_element_type"}
+    assert intact >= {"mul", "convert_element_type"}
 
 
 @pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8"])

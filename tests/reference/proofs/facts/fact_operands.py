@@ -13,11 +13,11 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import COMMON, LaneRows, Order, Symbol
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.values import (
-    Absent,
     ActiveCount,
-    Ahead,
+    BroadcastVector,
     Columns,
     Counts,
+    DeviceOffset,
     Fact,
     Finite,
     HasRow,
@@ -25,21 +25,21 @@ from ir_passes.proof.values import (
     Iota,
     IsFinite,
     LaneLimit,
+    LaneOfToken,
+    MaskedOut,
     Negative,
+    NonPadding,
     NotLater,
     OneHot,
     PageEntry,
     Permuted,
-    Raised,
-    Real,
+    PlusConstant,
     RemainderOf,
     SameLane,
-    SegmentAt,
     SegmentIds,
     SignOf,
     SlotEntry,
-    Spread,
-    TokenOf,
+    TokenOfLane,
     Value,
 )  # fmt: skip
 
@@ -107,10 +107,10 @@ class Dtype:
         """With a number, and half of the time with bounds."""
         number = value.number or self.world.number(array)
         if not self.is_float and value.range is None and self.rng.random() < 0.6:
-            bounded = value.but(range=(int(whole(array).min()), int(whole(array).max())))
+            bounded = value.replace(range=(int(whole(array).min()), int(whole(array).max())))
             value = value if any(self.world.faults(bounded, array)) else bounded
         assert not any(self.world.faults(value, array)), (value, array)
-        return value.but(number=number)
+        return value.replace(number=number)
 
     def _plain(self, shape: tuple[int, ...]) -> Iterator[Named]:
         for number in (self.first, self.second, self.natural):
@@ -129,9 +129,9 @@ class Dtype:
         apart = SEGMENTS[:, None] != SEGMENTS[None]
         values = whole(self.values(shape))
         if shape == (N, N):
-            yield Absent(rows, columns, zero=True), rows, np.where(apart, 0, values)
+            yield MaskedOut(rows, columns, zero=True), rows, np.where(apart, 0, values)
             if self.is_float:
-                yield Absent(rows, columns, zero=False), rows, np.where(apart, -np.inf, values)
+                yield MaskedOut(rows, columns, zero=False), rows, np.where(apart, -np.inf, values)
             if self.dtype == "bool":
                 mask, later = values.astype(bool), np.triu(np.ones((N, N), bool), 1)
                 one_lane = ~apart & (SEGMENTS < N)[:, None]
@@ -158,7 +158,7 @@ class Dtype:
         yield IsFinite(infinite), COMMON, ~random
         yield HasRow(row), LaneRows(0), some != 0
         for when in (True, False):
-            yield Real(LAYOUT, 0, when=when), COMMON, ((SEGMENTS < N) & random) == when
+            yield NonPadding(LAYOUT, 0, when=when), COMMON, ((SEGMENTS < N) & random) == when
 
     def _counting(self, shape: tuple[int, ...]) -> Elements:
         for axis, size in enumerate(shape):
@@ -170,15 +170,19 @@ class Dtype:
                 one_hot = self.world.arrays[CLASSES][:, None] == np.arange(N)
                 yield OneHot(CLASSES, rows, 1 - rows), COMMON, one_hot if rows == 0 else one_hot.T
                 vector = whole(self.world.arrays[self.first])
-                yield Spread(self.first, rows), COMMON, np.broadcast_to(vector[:, None] if rows == 0 else vector, shape)
+                yield (
+                    BroadcastVector(self.first, rows),
+                    COMMON,
+                    np.broadcast_to(vector[:, None] if rows == 0 else vector, shape),
+                )
             columns = [self.values((N, 1)) for _ in range(N)]
             parts = tuple(self._bounded(Value(LaneRows(0)), column) for column in columns)
             yield Columns(parts), LaneRows(0), np.concatenate([whole(column) for column in columns], 1)
         if shape == ():
             yield ActiveCount(), COMMON, ACTIVE
             for rows in (1, 3):
-                yield Ahead("data", rows), COMMON, rows * DEVICE
-            yield SegmentAt(Symbol(self.world.number(1), N), LAYOUT), COMMON, SEGMENTS[1]
+                yield DeviceOffset("data", rows), COMMON, rows * DEVICE
+            yield LaneOfToken(Symbol(self.world.number(1), N), LAYOUT), COMMON, SEGMENTS[1]
 
     def _ordered(self, shape: tuple[int, ...]) -> Elements:
         mixed = LaneRows(0)
@@ -188,7 +192,7 @@ class Dtype:
             yield Counts(CLASSES), mixed, np.bincount(self.world.arrays[CLASSES], minlength=N)
             yield SegmentIds(0, LAYOUT), COMMON, SEGMENTS
             yield SegmentIds(0, LAYOUT, "last"), COMMON, np.minimum(SEGMENTS, N - 1)
-            yield TokenOf(LAYOUT), COMMON, [0, 2, 3, 1]
+            yield TokenOfLane(LAYOUT), COMMON, [0, 2, 3, 1]
         if shape in ((N, 1), (1, N)):
             yield SegmentIds(shape.index(N), LAYOUT), COMMON, SEGMENTS.reshape(shape)
 
@@ -200,7 +204,7 @@ class Dtype:
             # Numbers of Python: the range of 64 bits is no int64.
             size = self.high - self.low + 1
             wrapped = [number + by - (size if number + by > self.high else 0) for number in first]
-            yield Raised(self.first, by), COMMON, wrapped
+            yield PlusConstant(self.first, by), COMMON, wrapped
         yield SignOf(self.natural), COMMON, np.sign(natural.astype(np.int64))
         yield RemainderOf(self.first), COMMON, [int(np.fmod(number, 3)) for number in first]
 
@@ -210,7 +214,7 @@ class Dtype:
         entries = self.world.slots if shape == (N,) else np.broadcast_to(self.world.slots[:, None], shape)
         pages = self.world.table[:, 0] if shape == (N,) else self.world.table
         others = {"past": self.world.rows, "below": -1, "null": 0, "lowest": -(1 << 30)}
-        yield SlotEntry(SLOTS, less=Ahead("data", 2)), LaneRows(0), entries - 2 * DEVICE
+        yield SlotEntry(SLOTS, offset=DeviceOffset("data", 2)), LaneRows(0), entries - 2 * DEVICE
         for stride, kind in product((1, 3), ("", "past", "below", "null", "lowest")):
             spare = int(self.rng.integers(stride))
             within = self.rng.integers(0, spare + 1, shape)
@@ -219,8 +223,8 @@ class Dtype:
             if kind != "lowest":
                 rows = np.where(off, other, entries * stride + within) if kind else entries * stride + within
                 guard = Number(1010) if kind else None
-                instead = frozenset({kind} - {""})
-                yield SlotEntry(SLOTS, guard, None, instead, stride, spare), LaneRows(0), rows
+                alternatives = frozenset({kind} - {""})
+                yield SlotEntry(SLOTS, guard, None, alternatives, stride, spare), LaneRows(0), rows
             if kind != "null":
                 rows = np.where(off, other, pages * stride + within) if kind else pages * stride + within
                 yield PageEntry(TABLE, stride, spare, frozenset({kind} - {""})), LaneRows(0), rows

@@ -18,11 +18,11 @@ from ir_passes.proof.owners import LaneRows, Order
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.values import (
-    Absent,
     ActiveCount,
-    Ahead,
+    BroadcastVector,
     Columns,
     Counts,
+    DeviceOffset,
     Fact,
     Finite,
     HasRow,
@@ -30,21 +30,21 @@ from ir_passes.proof.values import (
     Iota,
     IsFinite,
     LaneLimit,
+    LaneOfToken,
+    MaskedOut,
     Negative,
+    NonPadding,
     NotLater,
     OneHot,
     PageEntry,
     Permuted,
-    Raised,
-    Real,
+    PlusConstant,
     RemainderOf,
     SameLane,
-    SegmentAt,
     SegmentIds,
     SignOf,
     SlotEntry,
-    Spread,
-    TokenOf,
+    TokenOfLane,
     Value,
 )  # fmt: skip
 
@@ -136,7 +136,7 @@ class World:
         match fact:
             case Iota(axis, div):
                 return bool((np.moveaxis(elements, axis, -1) == np.arange(shape[axis]) // div).all())
-            case Ahead(_, rows):
+            case DeviceOffset(_, rows):
                 return bool((elements == rows * DEVICE).all())
             case ActiveCount():
                 return bool((elements == ACTIVE).all())
@@ -150,7 +150,7 @@ class World:
                 true = elements.astype(bool)
                 exact = not compared or compared not in self.arrays or (true == (self._of(compared, shape) != 0)).all()
                 return bool(exact) and bool(((self._of(number, shape) == 0) == zero)[true].all())
-            case Raised(number, by):
+            case PlusConstant(number, by):
                 before = self._of(number, shape)
                 return bool(((elements == before + by) | ((value.range is None) & (before >= 0))).all())
             case SignOf(number):
@@ -169,7 +169,7 @@ class World:
                 first = np.moveaxis(elements, (rows, classes), (0, 1)).reshape(shape[rows], shape[classes], -1)
                 expected = keys[:, None] == np.arange(shape[classes])
                 return len(keys) == shape[rows] and bool((first == expected[..., None]).all())
-            case Spread(number, axis):
+            case BroadcastVector(number, axis):
                 vector = whole(self.arrays[number]).ravel()
                 spread = np.moveaxis(elements, axis, -1)
                 return len(vector) == shape[axis] and bool(same(spread, np.broadcast_to(vector, spread.shape)).all())
@@ -180,15 +180,15 @@ class World:
                 # The first tokens of the layout, also fewer than all.
                 lanes = np.minimum(SEGMENTS, N - (padding == "last"))[: shape[axis]]
                 return bool((np.moveaxis(elements, axis, -1) == lanes).all())
-            case SegmentAt(token, _, padding):
+            case LaneOfToken(token, _, padding):
                 number = token.number
                 lane = min(SEGMENTS[int(self.arrays[number])], N - (padding == "last")) if number in self.arrays else 0
                 return number not in self.arrays or bool((elements == lane).all())
-            case TokenOf():
+            case TokenOfLane():
                 return shape[0] == N and all(
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)
                 )
-            case Real(_, axis, _, when):
+            case NonPadding(_, axis, _, when):
                 padding = (
                     np.moveaxis(elements, axis or 0, -1)[..., SEGMENTS[: shape[axis or 0]] == N] if shape else elements
                 )
@@ -201,7 +201,7 @@ class World:
                 bounds = np.searchsorted(SEGMENTS, SEGMENTS, "left" if side == "start" else "right")[:, None]
                 outside = np.arange(N) < bounds if side == "start" else np.arange(N) >= bounds
                 return not (pairs.reshape(N, N, -1).any(-1) & outside & (SEGMENTS < N)[:, None]).any()
-            case SameLane(rows, columns) | Absent(rows, columns, _):
+            case SameLane(rows, columns) | MaskedOut(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
             case Finite():
                 return bool(np.isfinite(elements.astype(float)).all())
@@ -213,7 +213,7 @@ class World:
         return True
 
     def _masked(self, fact: Fact, elements: np.ndarray) -> bool:
-        assert isinstance(fact, SameLane | Absent)
+        assert isinstance(fact, SameLane | MaskedOut)
         rows, columns = (SEGMENTS if owner.packed else np.arange(N) for owner in (fact.rows, fact.columns))
         rows, columns = rows.reshape(N, 1), columns.reshape(1, N)
         if isinstance(fact, SameLane):
@@ -225,8 +225,8 @@ class World:
     def _is_entry(self, fact: SlotEntry | PageEntry, elements: np.ndarray, lanes: np.ndarray) -> bool:
         """True if elements [index, ...] are entries of these lanes, or rows that no lane owns."""
         if isinstance(fact, SlotEntry):
-            elements = elements + (fact.less.rows * DEVICE if fact.less is not None else 0)
-            entries, low = self.slots[lanes, None, None], not fact.taken or "null" in fact.instead
+            elements = elements + (fact.offset.rows * DEVICE if fact.offset is not None else 0)
+            entries, low = self.slots[lanes, None, None], not fact.non_null or "null" in fact.alternatives
         else:
             entries, low = self.table[lanes, None], True
         within = (elements >= 0) & (elements % fact.stride <= fact.spare)
@@ -235,7 +235,7 @@ class World:
             "past": elements >= self.rows * fact.stride, "below": elements < 0, "lowest": elements <= -(1 << 30),
             "null": within & (elements < fact.stride), "last": elements == elements,
         }  # fmt: skip
-        return bool(np.any([own, *(others[kind] for kind in fact.instead)], axis=0).all())
+        return bool(np.any([own, *(others[kind] for kind in fact.alternatives)], axis=0).all())
 
 
 def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:

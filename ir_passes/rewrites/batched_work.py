@@ -55,7 +55,7 @@ class BatchedWork:
         self._run(pending)
 
     def _is_entry(self, eqn: ir.JaxprEqn) -> bool:
-        """Record an entry of an array or slot map, which needs no computation."""
+        """Record the result if it is an entry of an array or slot map."""
         var, facts = eqn.outvars[0], self.accesses.facts
         entry, root = facts.of(var), self.owners.roots.get(var)
         if isinstance(entry, SlotIndex) and len(eqn.outvars) == 1:

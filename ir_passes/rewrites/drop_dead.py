@@ -30,7 +30,7 @@ class DropDead:
 
 
 def _size(program: ir.ClosedJaxpr) -> tuple[int, int]:
-    """Return the number of equations, also in bodies, and of their operands and results (dead carries of loops)."""
+    """Return the number of equations, also in bodies, and of their operands and results."""
     eqns = list(ir.all_eqns(program.jaxpr))
     return len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)
 

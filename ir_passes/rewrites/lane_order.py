@@ -1,4 +1,4 @@
-"""Check that the work of all lanes may run together: no lane sees another lane's writes."""
+"""Check that no lane sees another lane's writes if all lanes run together."""
 
 from collections.abc import Iterator, Sequence
 
@@ -66,15 +66,15 @@ def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:
         _check_reads(work, eqns, order)
     outputs = {id(atom) for atom in owners.graph.program.jaxpr.outvars}
     for version in order.keys() - last.keys() - set(last.values()):
-        others = [eqn for eqn in accesses.readers.get(version, []) if id(eqn) not in work.ids]
-        if others or id(version) in outputs:
-            place = ir.source_of(others[0]) if others else "the end"
+        readers = [eqn for eqn in accesses.readers.get(version, []) if id(eqn) not in work.ids]
+        if readers or id(version) in outputs:
+            place = ir.source_of(readers[0]) if readers else "the end"
             raise Different(f"a version of a pool in between is read at {place}")
     return last
 
 
 def _check_reads(work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
-    """Check that each read of a lane sees the lane's earlier writes and no later write."""
+    """Check that each read sees the lane's earlier writes and no later write."""
     own = work.owners.own
     written: dict[ir.Var, int] = {}
     maps: dict[ir.Var, int | None] = {}

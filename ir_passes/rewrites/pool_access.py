@@ -74,7 +74,7 @@ class PoolAccesses:
         return [var for var in ir.variables(eqn.invars) if var in self.versions]
 
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """Return the box of an access; None if the access is not exactly one box of one pool."""
+        """Return the box of an access; None for other accesses than one box of one pool."""
         versions = self.versions_in(eqn)
         if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
@@ -83,12 +83,12 @@ class PoolAccesses:
             return None
         starts, sizes = window
         axis = self.axes[self.versions[versions[0]]]
-        whole = ir.shape_of(versions[0])
-        known = [self._in_bounds(starts[dim], sizes[dim], whole[dim], dim == axis) for dim in range(len(whole))]
-        return Box(axis, tuple(known), tuple(sizes))
+        shape = ir.shape_of(versions[0])
+        checked = [self._in_bounds(starts[dim], sizes[dim], shape[dim], dim == axis) for dim in range(len(shape))]
+        return Box(axis, tuple(checked), tuple(sizes))
 
     def _in_bounds(self, start: IndexFact | None, length: int, size: int, is_row: bool) -> IndexFact | None:
-        """Return a start that is in bounds, where no primitive clamps or drops it; None for other starts."""
+        """Return a start in bounds, which no primitive clamps or drops; None for other starts."""
         if length == size:
             return 0
         if isinstance(start, int):
@@ -119,8 +119,8 @@ def _window(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None]
         lengths = iter(ir.shape_of(eqn.invars[2])[dim] for dim in sorted(numbers.update_window_dims))
         sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(rank))
         indexed = numbers.scatter_dims_to_operand_dims
-    known = dict(zip(indexed, facts.columns(eqn.invars[1]), strict=True))
-    return [known.get(dim, 0) for dim in range(rank)], sizes
+    starts = dict(zip(indexed, facts.columns(eqn.invars[1]), strict=True))
+    return [starts.get(dim, 0) for dim in range(rank)], sizes
 
 
 def pool_names(graph: Graph, positions: Iterable[int]) -> str:

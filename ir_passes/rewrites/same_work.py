@@ -117,10 +117,10 @@ class SameWork:
         if (root.dim, root.lane, other_root.lane) != (other_root.dim, 0, lane):
             return False
         if eqn.primitive.name == "slice":
-            starts, others = (_without(each.params["start_indices"], root.dim) for each in (eqn, other))
-            return starts == others
-        starts, others = (_without(each.invars[1:], root.dim) for each in (eqn, other))
-        return all(map(self._same, starts, others))
+            starts, other_starts = (_without(each.params["start_indices"], root.dim) for each in (eqn, other))
+            return starts == other_starts
+        starts, other_starts = (_without(each.invars[1:], root.dim) for each in (eqn, other))
+        return all(map(self._same, starts, other_starts))
 
 
 def _without(items: Sequence[Any], place: int) -> list[Any]:
@@ -128,7 +128,7 @@ def _without(items: Sequence[Any], place: int) -> list[Any]:
 
 
 def _same_box(box: Box, other: Box, lane: int) -> bool:
-    """True for a box of lane 0's row and the same box of another lane's row."""
+    """True for the same box of lane 0's row and of another lane's row."""
     rows: tuple[Any, Any] = (0, lane)
     if isinstance(box.row, SlotIndex):
         rows = SlotIndex(box.row.map, 0), SlotIndex(box.row.map, lane)
@@ -137,7 +137,7 @@ def _same_box(box: Box, other: Box, lane: int) -> bool:
 
 
 def updates_of(eqn: ir.JaxprEqn) -> slice:
-    """Return the place of the update among the operands of an access; empty for a read."""
+    """Return the operands of an access that are updates; empty for a read."""
     if eqn.primitive.name == "dynamic_update_slice":
         return slice(1, 2)
     return slice(2, 3) if eqn.primitive.name in WRITES else slice(0, 0)

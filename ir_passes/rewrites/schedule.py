@@ -9,7 +9,7 @@ from ir_passes.rewrites.pool_access import WRITES
 
 
 def schedule(eqns: Sequence[ir.JaxprEqn], versions: set[ir.Var]) -> list[ir.JaxprEqn] | None:
-    """Return the equations in a valid order close to the given order; None if there is no valid order.
+    """Return the equations in a valid order; None if there is no valid order.
 
     Equations with effects keep their order.
 

@@ -1,4 +1,4 @@
-"""Indices that are constants or entries of a slot map, from the abstract values of the lane proof."""
+"""Constants and slot-map entries among indices, from the abstract values of the lane proof."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ IndexFact = int | SlotIndex
 
 
 class IndexFacts:
-    """Facts about the indices of a graph, which need not be proved.
+    """Facts about the indices of a graph, proved or not.
 
     Attributes:
         sizes: position of each slot map among the inputs -> size. Entries are in [0, size).
@@ -47,7 +47,7 @@ class IndexFacts:
         return _fact(self.value(atom), math.prod(ir.shape_of(atom)))
 
     def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
-        """Return the fact of each component of an index array (each element of the last dimension)."""
+        """Return the fact of each component (last dimension) of an index array."""
         value, shape = self.value(atom), ir.shape_of(atom)
         if isinstance(value.fact, Columns) and len(value.fact.values) == shape[-1]:
             return tuple(_fact(part, math.prod(shape[:-1])) for part in value.fact.values)

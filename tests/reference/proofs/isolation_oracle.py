@@ -282,12 +282,12 @@ def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.
     """The lane on another row, or with another page, which nobody uses."""
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, PageTable) and not spec.entry.packed:
-            held = [page for spec in bound.inputs if isinstance(spec.entry, PageTable) for page in leaves[i].flat]
+            held = [page for table in bound.inputs if isinstance(table.entry, PageTable) for page in leaves[i].flat]
             others = leaves[i].reshape(bound.lanes, -1)
             own = [k for k, page in enumerate(others[lane]) if 0 < page < spec.entry.size]
             own = [k for k in own if (others == others[lane, k]).sum() == 1]
             free = sorted(set(range(1, spec.entry.size)) - {int(page) for page in held})
-            tables = [spec for spec in bound.inputs if isinstance(spec.entry, PageTable)]
+            tables = [table for table in bound.inputs if isinstance(table.entry, PageTable)]
             if own and free and len(tables) == 1:
                 table = others.copy()
                 table[lane, rng.choice(own)] = rng.choice(free)

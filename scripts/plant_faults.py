@@ -77,7 +77,7 @@ def first_failure(tree: Path, tests: list[str], default: bool) -> str | None:
         return f"a test that does not end in {SECONDS} seconds"
     if run.returncode in (0, 5):  # 5: no test was chosen
         return None
-    failure = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
+    failure = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
     return failure[1] if failure else f"pytest, which ended with status {run.returncode}"
 
 

@@ -50,6 +50,7 @@ def test_a_recipe_checks_itself(title: str) -> None:
     assert "assert " in RECIPES[title]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", sorted(RECIPES.keys() - AS_FOR_USERS))
 def test_a_recipe_runs(title: str, beginning: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

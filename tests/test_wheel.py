@@ -95,6 +95,7 @@ Path(arguments[arguments.index("-o") + 1]).write_text(arguments[arguments.index(
 """A compiler that writes for which machine it is asked to compile."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_wheel_for_another_platform_has_its_library_and_the_tree_keeps_its_own(
     wheel: zipfile.ZipFile, tmp_path: Path, machine: str

@@ -1,4 +1,4 @@
-"""Rewrites of a step's jaxpr: loops over sequences become batched work, and dead equations are dropped.
+"""Rewrites of a step's jaxpr: batch loops over sequences, drop dead equations.
 
 Imports `proof`, `scratch`, `contract` and `jaxpr`. Begin with `graph` (input and output of a pass) and `pipeline`.
 """

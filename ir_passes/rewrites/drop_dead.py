@@ -10,10 +10,9 @@ from ir_passes.scratch.liveness import bytes_of
 
 @dataclass(frozen=True)
 class DropDead:
-    """The pass that drops dead equations, in bodies too, with the scratch that they would fill.
+    """Drop dead equations, also in bodies, with their scratch.
 
-    Precondition: none. Postcondition: every equation is needed. Never changes: a value that is needed, inputs, effects
-    and their order. Results are bit-identical.
+    Inputs, effects and the order of effects stay. Results are bit-identical.
     """
 
     name: ClassVar[str] = "drop-dead"
@@ -22,20 +21,19 @@ class DropDead:
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
         """Rewrite the graph (see `Pass.run`)."""
         live = ir.without_dead(graph.program)
-        (before, wider), (after, slimmer) = _size(graph.program.jaxpr), _size(live.jaxpr)
-        if (before, wider) == (after, slimmer):
+        (count, values), (live_count, live_values) = _size(graph.program), _size(live)
+        if (count, values) == (live_count, live_values):
             return graph
-        dropped = before - after
-        freed = _computed(graph.program) - _computed(live)
-        say(f"dropped {dropped} dead equations and {freed} bytes of scratch")
+        freed = _bytes(graph.program) - _bytes(live)
+        say(f"dropped {count - live_count} dead equations and {freed} bytes of scratch")
         return graph.with_program(live)
 
 
-def _size(jaxpr: ir.Jaxpr) -> tuple[int, int]:
-    """Equations, those of bodies too, and their operands and results: fewer where a loop lost a dead carry."""
-    eqns = list(ir.all_eqns(jaxpr))
+def _size(program: ir.ClosedJaxpr) -> tuple[int, int]:
+    """Return the number of equations, also in bodies, and of their operands and results."""
+    eqns = list(ir.all_eqns(program.jaxpr))
     return len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)
 
 
-def _computed(program: ir.ClosedJaxpr) -> int:
+def _bytes(program: ir.ClosedJaxpr) -> int:
     return sum(bytes_of(var.aval) for eqn in program.jaxpr.eqns for var in eqn.outvars)

@@ -1,4 +1,4 @@
-"""A step as the passes see it: its equations and its contract."""
+"""The input and output of a pass: a traced step with its contract."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -19,35 +19,34 @@ class Graph:
     """A traced step.
 
     Attributes:
-        program: one flat list of equations (`ir.inline`); only scans, whiles, conds and shard_maps have bodies.
-        bound: the contract, laid out over the program's inputs and outputs.
+        program: flat list of equations (`ir.inline`); only scans, whiles, conds and shard_maps have bodies.
+        bound: the contract of the program's inputs and outputs.
     """
 
     program: ir.ClosedJaxpr = field(repr=False)
     bound: BoundContract
 
     def with_program(self, program: ir.ClosedJaxpr) -> "Graph":
-        """Return the same contract over another program."""
+        """Return another program with the same contract."""
         return replace(self, program=program)
 
 
 class Pass(Protocol):
-    """A rewrite of a step: a frozen dataclass whose fields are its options.
+    """A rewrite of a step: a frozen dataclass with the options as fields.
 
-    A valid graph goes in and a valid graph with the same inputs and outputs comes out; what the step computes for
-    active lanes and for rows other than the null slot's stays the same. A second run finds nothing to do. Where a pass
-    is not sure it leaves the graph as it is and says why. A pass with a class variable `only_drops = True` leaves out
-    equations that nothing needs, whatever the graph, and does nothing else.
+    A pass keeps the graph valid, the inputs and outputs, and all results of active lanes and of rows except the null
+    row. A second run changes nothing. An uncertain pass returns the graph unchanged and gives the reason. A pass with
+    `only_drops: ClassVar = True` removes unneeded equations from any graph and does nothing else.
     """
 
     name: ClassVar[str]
     """Name of the pass, in kebab-case."""
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Return the rewritten graph, or `graph` itself where there is nothing to do.
+        """Return the rewritten graph, or `graph` itself without a change.
 
         Args:
             graph: the step.
-            say: takes short phrases for the one-line report: what was done, and what was left alone and why.
+            say: takes short phrases for the one-line report: each change, and each refusal with its reason.
         """
         ...

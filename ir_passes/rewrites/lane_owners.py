@@ -1,11 +1,10 @@
-"""Equations of a step that work on one lane alone, found by the origin of their operands.
+"""The lane of each equation, from the origin of its operands.
 
-A value belongs to lane b if it is entry b along the axis that holds the lanes, as the lane proof sees it, a row of a
-pool that is lane b's, or computed from such values of lane b and from nothing of another lane. A value that mixes lanes
-belongs to none.
+A value belongs to lane b if it is entry b along a lane axis, lane b's row of a pool, or computed from such values of
+lane b and from no value of another lane. Other values belong to no lane.
 
-Levels say how often lanes were mixed on the way to a value: equations of one lane and level can all run before any
-equation that mixes their results.
+The level of an equation counts how often lanes were mixed before it. Equations of one lane and level can all run before
+the equations that mix their results.
 """
 
 from dataclasses import dataclass, field
@@ -15,15 +14,15 @@ from ir_passes.jaxpr.primitives import PARTS
 from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses
-from ir_passes.rewrites.slot_entries import SlotIndex, shape
+from ir_passes.rewrites.slot_entries import SlotIndex
 
-# Equations that only name a part of an array.
-NAMING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
+# Equations that select a part of an array and compute nothing.
+SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
 
 
 @dataclass(frozen=True)
 class Root:
-    """Entry `lane` along `dim` of an array that no lane owns."""
+    """Entry `lane` along dimension `dim` of an array of all lanes."""
 
     source: ir.Var
     dim: int
@@ -32,17 +31,17 @@ class Root:
 
 @dataclass
 class LaneOwners:
-    """Owners of the values of a graph.
+    """The lanes and levels of a graph's equations.
 
     Attributes:
         accesses: reads and writes of pools.
-        mixing: equations, by identity, that are taken to mix lanes though they do not.
-        lane_of: variable -> the lane it belongs to.
-        level_of: variable -> how often lanes were mixed before it.
-        eqns: level -> lane -> its equations in order, those that only name what it works on apart.
-        roots: variable -> the entry that it is.
-        names: variables that are parts of entries, or entries of slot maps; whoever needs one can have it anywhere.
-        own: equation -> the box of its lane's own row that it reads or writes.
+        mixing: ids of equations that count as mixing lanes.
+        lane_of: variable -> lane.
+        level_of: variable -> level.
+        eqns: level -> lane -> equations in order, without selecting equations.
+        roots: variable -> its entry of an array.
+        names: parts of entries, and entries of slot maps; any level can recompute them.
+        own: id of an equation -> box of its lane's row.
     """
 
     accesses: PoolAccesses
@@ -55,103 +54,91 @@ class LaneOwners:
     own: dict[int, Box] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        written_by_lane: set[ir.Var] = set()
+        written = set[ir.Var]()  # versions of pools that one lane wrote
         for eqn in self.graph.program.jaxpr.eqns:
-            operands = ir.variables(eqn.invars)
             lane = None if eqn.effects or id(eqn) in self.mixing else self._lane(eqn)
-            mixing = 0 if lane is not None else 1
-            level = max(
-                (
-                    self.level_of.get(var, 0) + mixing * (var in self.lane_of or var in written_by_lane)
-                    for var in operands
-                ),
-                default=0,
-            )
-            for var in eqn.outvars:
-                self.level_of[var] = level
+            levels = [
+                self.level_of.get(var, 0) + (lane is None and (var in self.lane_of or var in written))
+                for var in ir.variables(eqn.invars)
+            ]
+            level = max(levels, default=0)
+            self.level_of.update(dict.fromkeys(eqn.outvars, level))
             if lane is None:
                 continue
-            if self._names_only(eqn):
+            if self._selects(eqn):
                 self.names.update(eqn.outvars)
             else:
                 self.eqns.setdefault(level, {}).setdefault(lane, []).append(eqn)
-            for var in eqn.outvars:
-                if var in self.accesses.versions:
-                    written_by_lane.add(var)
-                else:
-                    self.lane_of[var] = lane
+            written.update(var for var in eqn.outvars if var in self.accesses.versions)
+            self.lane_of.update((var, lane) for var in eqn.outvars if var not in self.accesses.versions)
 
     @property
     def graph(self) -> Graph:
-        """The graph that the owners are of."""
+        """The graph of the equations."""
         return self.accesses.graph
 
-    def _names_only(self, eqn: ir.JaxprEqn) -> bool:
+    def _selects(self, eqn: ir.JaxprEqn) -> bool:
         if id(eqn) in self.own or len(eqn.outvars) != 1:
             return False
         if eqn.outvars[0] in self.roots or isinstance(self.accesses.facts.of(eqn.outvars[0]), SlotIndex):
             return True
         operands = [var for var in ir.variables(eqn.invars) if var in self.lane_of]
-        return eqn.primitive.name in NAMING and all(var in self.names for var in operands)
+        return eqn.primitive.name in SELECTING and all(var in self.names for var in operands)
 
     def _lane(self, eqn: ir.JaxprEqn) -> int | None:
-        name = eqn.primitive.name
+        """Return the lane of an equation; record its root or its own box."""
         lanes = {self.lane_of[var] for var in ir.variables(eqn.invars) if var in self.lane_of}
         if len(lanes) > 1:
             return None
         lane = next(iter(lanes), None)
-        versions = [var for var in ir.variables(eqn.invars) if var in self.accesses.versions]
-        if versions:
-            own = self._own(eqn)
-            if own is not None and lane in (None, own[0]):
-                self.own[id(eqn)] = own[1]
-                return own[0]
-            return lane if name in READS else None
-        if name in ("split", "unstack"):
+        if self.accesses.versions_in(eqn):
+            owner, box = self._own(eqn)
+            if box is not None and owner is not None and lane in (None, owner):
+                self.own[id(eqn)] = box
+                return owner
+            return lane if eqn.primitive.name in READS else None
+        if eqn.primitive.name in ("split", "unstack"):
             self._split(eqn)
             return None
         root = self._root(eqn) if lane is None else None
-        if root is not None:
-            self.roots[eqn.outvars[0]] = root
-            return root.lane
-        return lane
+        if root is None:
+            return lane
+        self.roots[eqn.outvars[0]] = root
+        return root.lane
 
-    def _own(self, eqn: ir.JaxprEqn) -> tuple[int, Box] | None:
-        """The lane whose row an equation reads or writes."""
-        if eqn.primitive.name not in READS | WRITES:
-            return None
-        box = self.accesses.box(eqn)
-        row = None if box is None else box.row
-        if box is None or row is None:
-            return None
-        if isinstance(row, SlotIndex):
-            return (row.lane, box) if row.map in self.accesses.distinct else None
-        return (row, box) if self._lane_axis(self.accesses.version(eqn)) == box.axis else None
+    def _own(self, eqn: ir.JaxprEqn) -> tuple[int | None, Box | None]:
+        """Return the lane of the accessed row, and the box."""
+        box = self.accesses.box(eqn) if eqn.primitive.name in READS | WRITES else None
+        if box is None or box.row is None:
+            return None, box
+        if isinstance(box.row, SlotIndex):
+            return box.row.lane if box.row.map in self.accesses.distinct else None, box
+        return box.row if self._lane_axis(eqn.invars[0]) == box.axis else None, box
 
     def _root(self, eqn: ir.JaxprEqn) -> Root | None:
-        if eqn.primitive.name not in ("slice", "dynamic_slice") or isinstance(eqn.invars[0], ir.Literal):
+        if eqn.primitive.name not in ("slice", "dynamic_slice") or any(
+            step != 1 for step in eqn.params.get("strides") or ()
+        ):
             return None
         source, owner = eqn.invars[0], self.accesses.facts.value(eqn.outvars[0]).owner
         axis = self._lane_axis(source)
-        if axis is None or shape(eqn.outvars[0])[axis] != 1 or any(one != 1 for one in eqn.params.get("strides") or ()):
+        if axis is None or isinstance(source, ir.Literal) or ir.shape_of(eqn.outvars[0])[axis] != 1:
             return None
-        if not isinstance(owner, OneLane) or not isinstance(owner.lane, int) or owner.packed:
-            return None
-        return Root(source, axis, owner.lane)
+        lane = owner.lane if isinstance(owner, OneLane) and not owner.packed else None
+        return Root(source, axis, lane) if isinstance(lane, int) else None
 
-    def _lane_axis(self, source: ir.Var) -> int | None:
-        """The axis along which entry i is lane i's; None if there is none."""
+    def _lane_axis(self, source: ir.Atom) -> int | None:
+        """Return the lane axis: entry i belongs to lane i."""
         owner = self.accesses.facts.value(source).owner
         if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
             return None
-        return owner.axis if shape(source)[owner.axis] == self.graph.bound.lanes else None
+        return owner.axis if ir.shape_of(source)[owner.axis] == self.graph.bound.lanes else None
 
     def _split(self, eqn: ir.JaxprEqn) -> None:
         (source,), axis = eqn.invars, eqn.params["axis"]
         if isinstance(source, ir.Literal) or self._lane_axis(source) != axis:
             return
         if len(eqn.outvars) == self.graph.bound.lanes:
+            self.names.update(eqn.outvars)
             for lane, var in enumerate(eqn.outvars):
-                self.lane_of[var] = lane
-                self.roots[var] = Root(source, axis, lane)
-                self.names.add(var)
+                self.lane_of[var], self.roots[var] = lane, Root(source, axis, lane)

@@ -1,4 +1,4 @@
-"""The pass pipeline: passes run one after the other, each followed by a check."""
+"""Run passes in order, with a check of each changed graph."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,11 +7,9 @@ from ir_passes.jaxpr import ir
 from ir_passes.rewrites import DEFAULT_PASSES
 from ir_passes.rewrites.graph import Graph, Pass
 
-__all__ = ["DEFAULT_PASSES", "Graph", "Pass", "PassError", "PassPipeline", "PassReport", "Rewritten"]
-
 
 class PassError(ValueError):
-    """A pass returned an invalid graph, or two passes have one name."""
+    """A pass returned an invalid graph, or two passes have the same name."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +17,7 @@ class PassReport:
     """The effect of one pass.
 
     Attributes:
-        name: of the pass.
-        changed: whether it returned another graph.
+        changed: True if the pass returned another graph.
         summary: one line.
     """
 
@@ -34,25 +31,24 @@ class PassReport:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The outcome of a pipeline: the last graph and a report of every pass, in order."""
+    """The last graph of a pipeline, with the reports of the passes in order."""
 
     graph: Graph
     reports: tuple[PassReport, ...]
 
     def report(self) -> str:
-        """One line for each pass."""
+        """Return one line for each pass."""
         return "\n".join(map(str, self.reports))
 
 
 @dataclass(frozen=True)
 class PassPipeline:
-    """Passes in the order they run.
+    """Passes in the order of execution.
 
     Attributes:
-        passes: each with a name of its own.
-        check: called on the graph that goes into the first pass that changes something and on what every such pass
-            returned; raises what is wrong. The lane proof stands here. Of a graph from which a pass `only_drops`
-            equations, what is left is checked alone.
+        passes: with different names.
+        check: called on the input of the first changing pass, and on the result of each changing pass; raises an error
+            for a wrong graph (for example the lane proof). Input of an `only_drops` pass is checked after the drop.
     """
 
     passes: tuple[Pass, ...] = DEFAULT_PASSES
@@ -60,60 +56,57 @@ class PassPipeline:
 
     def __post_init__(self) -> None:
         names = [rewrite.name for rewrite in self.passes]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise PassError(f"passes need different names, got {', '.join(twice)} more than once")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise PassError(f"passes need different names, got {', '.join(repeated)} more than once")
 
     def run(self, graph: Graph) -> Rewritten:
         """Run every pass.
 
         Raises:
-            PassError: a pass returned an invalid graph or one with other inputs or outputs.
+            PassError: a pass returned an invalid graph, or changed the types of inputs or outputs.
         """
         unchecked = "the graph that the first pass is given"
         reports: list[PassReport] = []
-        for one in self.passes:
-            said: list[str] = []
-            drops = getattr(one, "only_drops", False)
+        for rewrite in self.passes:
+            phrases: list[str] = []
+            only_drops = getattr(rewrite, "only_drops", False)
             try:
-                result = one.run(graph, said.append)
-            except Exception:  # whatever a pass does with a graph that is wrong: then that is what is said
+                result = rewrite.run(graph, phrases.append)
+            except Exception:  # a wrong input is the more likely cause; its error comes first
                 self._verify(graph, unchecked)
                 raise
             changed = result is not graph
             if changed:
-                if not drops:
+                if not only_drops:
                     self._verify(graph, unchecked)
-                _check_valid(graph, result, one, types=not drops)
-                unchecked = f"the graph that {one.name} returned"
-            summary = "; ".join(said) or ("changed" if changed else "nothing to do")
-            reports.append(PassReport(one.name, changed, summary))
+                _check_valid(graph, result, rewrite.name, only_drops)
+                unchecked = f"the graph that {rewrite.name} returned"
+            summary = "; ".join(phrases) or ("changed" if changed else "nothing to do")
+            reports.append(PassReport(rewrite.name, changed, summary))
             graph = result
         self._verify(graph, unchecked)
         return Rewritten(graph, tuple(reports))
 
-    def _verify(self, graph: Graph, what: str) -> None:
-        if self.check is None:
-            return
+    def _verify(self, graph: Graph, description: str) -> None:
         try:
-            self.check(graph)
+            if self.check is not None:
+                self.check(graph)
         except Exception as error:
-            error.add_note(f"raised of {what}")
+            error.add_note(f"raised of {description}")
             raise
 
 
-def _check_valid(before: Graph, after: Graph, one: Pass, types: bool) -> None:
-    if types:
+def _check_valid(graph: Graph, result: Graph, name: str, only_drops: bool) -> None:
+    if not only_drops:
         try:
-            ir.check(after.program)
+            ir.check(result.program)
         except Exception as error:
-            raise PassError(f"{one.name} returned an invalid graph: {error}") from error
-    old, new = before.program.jaxpr, after.program.jaxpr
-    for what, expected, got in (
-        ("inputs", ir.types(old.invars), ir.types(new.invars)),
-        ("outputs", ir.types(old.outvars), ir.types(new.outvars)),
-    ):
+            raise PassError(f"{name} returned an invalid graph: {error}") from error
+    for variables in ("invars", "outvars"):
+        expected, got = (ir.types(getattr(each.program.jaxpr, variables)) for each in (graph, result))
         if expected != got:
-            raise PassError(f"{one.name} changed the {what}: expected {expected}, got {got}")
-    if before.bound is not after.bound:
-        raise PassError(f"{one.name} changed the contract; a pass rewrites the program alone")
+            values = "inputs" if variables == "invars" else "outputs"
+            raise PassError(f"{name} changed the {values}: expected {expected}, got {got}")
+    if graph.bound is not result.bound:
+        raise PassError(f"{name} changed the contract; a pass rewrites the program alone")

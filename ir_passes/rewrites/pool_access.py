@@ -1,7 +1,7 @@
 """The boxes of pools that each equation reads and writes.
 
-A pool's versions are the input and every array that an update made of a version. A box has a start along every
-dimension, known as a constant or as an entry of a slot map where the equations show it, and a length.
+The versions of a pool are the input and each array that an update made from a version. A box has a start and a length
+along each dimension; a known start is a constant or an entry of a slot map.
 """
 
 from collections.abc import Iterable
@@ -10,36 +10,10 @@ from dataclasses import dataclass
 from ir_passes.contract.contract import Pool, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.slot_entries import IndexFact, IndexFacts, SlotIndex, facts_of, shape
+from ir_passes.rewrites.slot_entries import IndexFact, IndexFacts, SlotIndex
 
 READS = frozenset({"slice", "dynamic_slice", "gather"})
 WRITES = frozenset({"dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"})
-
-
-@dataclass(frozen=True)
-class IndexWindow:
-    """The window of an operand that each index of a gather or scatter addresses.
-
-    Attributes:
-        indexed: the operand's dimensions that the components of an index start in.
-        sizes: length of the window along every dimension of the operand.
-    """
-
-    indexed: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-
-def window_of(eqn: ir.JaxprEqn) -> IndexWindow | None:
-    """The window of a gather or scatter; None where operand dimensions are batched with the indices'."""
-    numbers = eqn.params["dimension_numbers"]
-    if numbers.operand_batching_dims:
-        return None
-    if eqn.primitive.name == "gather":
-        return IndexWindow(numbers.start_index_map, tuple(eqn.params["slice_sizes"]))
-    operand, _, updates = (shape(atom) for atom in eqn.invars)
-    lengths = iter(updates[dim] for dim in sorted(numbers.update_window_dims))
-    sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(len(operand)))
-    return IndexWindow(numbers.scatter_dims_to_operand_dims, sizes)
 
 
 @dataclass(frozen=True)
@@ -47,8 +21,8 @@ class Box:
     """The box of a pool that one equation reads or writes.
 
     Attributes:
-        axis: the pool's row axis.
-        starts: along each dimension; None where it is not known.
+        axis: row axis of the pool.
+        starts: along each dimension; None if unknown.
         sizes: along each dimension.
     """
 
@@ -58,108 +32,99 @@ class Box:
 
     @property
     def row(self) -> IndexFact | None:
-        """The row, of a box of one row."""
+        """The row of a box of one row."""
         return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
 
 class PoolAccesses:
-    """The versions and boxes of every pool of a graph.
+    """The versions and accesses of all pools of a graph.
 
     Attributes:
-        facts: known of indices.
-        versions: variable -> position of the pool among the inputs.
-        readers: version -> equations that have it as an operand, updates of it apart.
-        writers: version -> equations that update it.
-        makers: version -> the update that made it.
+        facts: facts about indices.
+        versions: version -> position of the pool among the inputs.
+        readers: version -> equations with the version as an operand, except its updates.
+        writers: version -> equations that update the version.
+        makers: version -> the update that made the version.
         made_by: variable -> the equation that computes it.
-        distinct: slot maps whose entries are distinct on active lanes.
+        distinct: slot maps with distinct entries on active lanes.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.facts = facts_of(graph)
-        jaxpr, bound = graph.program.jaxpr, graph.bound
-        pools = {i: one.entry for i, one in enumerate(bound.inputs) if isinstance(one.entry, Pool)}
-        self.axes = {i: pool.axis for i, pool in pools.items()}
-        self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in pools}
+        self.facts = IndexFacts(graph)
+        jaxpr, inputs = graph.program.jaxpr, list(enumerate(graph.bound.inputs))
+        self.axes = {i: leaf.entry.axis for i, leaf in inputs if isinstance(leaf.entry, Pool)}
+        self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in self.axes}
         self.readers: dict[ir.Var, list[ir.JaxprEqn]] = {}
         self.writers: dict[ir.Var, list[ir.JaxprEqn]] = {}
         self.makers: dict[ir.Var, ir.JaxprEqn] = {}
         for eqn in jaxpr.eqns:
-            operands = [atom for atom in ir.variables(eqn.invars) if atom in self.versions]
             updated = eqn.invars[0] if eqn.primitive.name in WRITES else None
-            for atom in dict.fromkeys(operands):
-                users = self.writers if atom is updated else self.readers
-                users.setdefault(atom, []).append(eqn)
+            for version in dict.fromkeys(self.versions_in(eqn)):
+                users = self.writers if version is updated else self.readers
+                users.setdefault(version, []).append(eqn)
             if updated in self.versions and not isinstance(eqn.outvars[0], ir.DropVar):
                 self.versions[eqn.outvars[0]] = self.versions[updated]
                 self.makers[eqn.outvars[0]] = eqn
         self.made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        self.distinct = {
-            i for i, one in enumerate(bound.inputs) if isinstance(one.entry, SlotMap) and one.entry.role != "read"
-        }
+        self.distinct = {i for i, leaf in inputs if isinstance(leaf.entry, SlotMap) and leaf.entry.role != "read"}
 
-    def pool_of(self, eqn: ir.JaxprEqn) -> int | None:
-        """The pool whose version is the only one among an equation's operands, and the first of them."""
-        operands = [atom for atom in ir.variables(eqn.invars) if atom in self.versions]
-        return self.versions[operands[0]] if len(operands) == 1 and operands[0] is eqn.invars[0] else None
-
-    def version(self, eqn: ir.JaxprEqn) -> ir.Var:
-        """The version that a read or write has as its first operand."""
-        (version,) = ir.variables(eqn.invars[:1])
-        return version
+    def versions_in(self, eqn: ir.JaxprEqn) -> list[ir.Var]:
+        """Return the versions among the operands of an equation."""
+        return [var for var in ir.variables(eqn.invars) if var in self.versions]
 
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """The box that an equation reads or writes; None if it is not exactly one box of one pool."""
-        pool = self.pool_of(eqn)
-        if pool is None or eqn.primitive.name not in READS | WRITES:
+        """Return the box of an access; None for other accesses than one box of one pool."""
+        versions = self.versions_in(eqn)
+        if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
-        found = _starts(eqn, self.facts)
-        if found is None:
+        window = _window(eqn, self.facts)
+        if window is None:
             return None
-        starts, sizes = found
-        axis, whole = self.axes[pool], shape(eqn.invars[0])
-        known = [
-            self._inside(start, length, size, dim == axis)
-            for dim, (start, length, size) in enumerate(zip(starts, sizes, whole, strict=True))
-        ]
-        return Box(axis, tuple(known), tuple(sizes))
+        starts, sizes = window
+        axis = self.axes[self.versions[versions[0]]]
+        shape = ir.shape_of(versions[0])
+        checked = [self._in_bounds(starts[dim], sizes[dim], shape[dim], dim == axis) for dim in range(len(shape))]
+        return Box(axis, tuple(checked), tuple(sizes))
 
-    def _inside(self, start: IndexFact | None, length: int, size: int, row_axis: bool) -> IndexFact | None:
-        """A start that is known to be in bounds, so that no mode of any primitive moves or drops it."""
+    def _in_bounds(self, start: IndexFact | None, length: int, size: int, is_row: bool) -> IndexFact | None:
+        """Return a start in bounds, which no primitive clamps or drops; None for other starts."""
         if length == size:
             return 0
         if isinstance(start, int):
             return start if 0 <= start <= size - length else None
-        rows = row_axis and length == 1
-        return start if isinstance(start, SlotIndex) and rows and self.facts.sizes[start.map] <= size else None
-
-
-def _starts(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
-    name, params = eqn.primitive.name, eqn.params
-    if name == "slice":
-        if any(stride != 1 for stride in params["strides"] or ()):
-            return None
-        return [int(start) for start in params["start_indices"]], shape(eqn.outvars[0])
-    if name == "dynamic_slice":
-        return [facts.of(atom) for atom in eqn.invars[1:]], shape(eqn.outvars[0])
-    if name == "dynamic_update_slice":
-        return [facts.of(atom) for atom in eqn.invars[2:]], shape(eqn.invars[1])
-    window = window_of(eqn)
-    rows = shape(eqn.invars[1])
-    if window is None or rows[:-1] != (1,) * (len(rows) - 1):
+        if isinstance(start, SlotIndex) and is_row and length == 1 and self.facts.sizes[start.map] <= size:
+            return start
         return None
-    starts: list[IndexFact | None] = [0] * len(window.sizes)
-    for dim, fact in zip(window.indexed, facts.columns(eqn.invars[1]), strict=True):
-        starts[dim] = fact
-    return starts, window.sizes
+
+
+def _window(eqn: ir.JaxprEqn, facts: IndexFacts) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
+    """Return the starts and sizes of an access; None for strides and for several windows."""
+    match eqn.primitive.name:
+        case "slice":
+            if any(stride != 1 for stride in eqn.params["strides"] or ()):
+                return None
+            return [int(start) for start in eqn.params["start_indices"]], ir.shape_of(eqn.outvars[0])
+        case "dynamic_slice":
+            return [facts.of(atom) for atom in eqn.invars[1:]], ir.shape_of(eqn.outvars[0])
+        case "dynamic_update_slice":
+            return [facts.of(atom) for atom in eqn.invars[2:]], ir.shape_of(eqn.invars[1])
+    numbers, indices = eqn.params["dimension_numbers"], ir.shape_of(eqn.invars[1])
+    if numbers.operand_batching_dims or indices[:-1] != (1,) * (len(indices) - 1):
+        return None
+    rank = len(ir.shape_of(eqn.invars[0]))
+    if eqn.primitive.name == "gather":
+        indexed, sizes = numbers.start_index_map, tuple(eqn.params["slice_sizes"])
+    else:
+        lengths = iter(ir.shape_of(eqn.invars[2])[dim] for dim in sorted(numbers.update_window_dims))
+        sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(rank))
+        indexed = numbers.scatter_dims_to_operand_dims
+    starts = dict(zip(indexed, facts.columns(eqn.invars[1]), strict=True))
+    return [starts.get(dim, 0) for dim in range(rank)], sizes
 
 
 def pool_names(graph: Graph, positions: Iterable[int]) -> str:
-    """The groups of input pools, for a report."""
-    names: dict[str, None] = {}
-    for i in positions:
-        entry = graph.bound.inputs[i].entry
-        if isinstance(entry, Pool):
-            names[repr(entry.group)] = None
+    """Return the groups of input pools for a report."""
+    entries = [graph.bound.inputs[i].entry for i in positions]
+    names = dict.fromkeys(repr(entry.group) for entry in entries if isinstance(entry, Pool))
     return ("pool " if len(names) == 1 else "pools ") + ", ".join(names)

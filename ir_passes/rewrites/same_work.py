@@ -1,8 +1,6 @@
-"""The one-to-one correspondence of lanes' equations, where lanes do the same work."""
+"""The one-to-one correspondence of lanes' equations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ir_passes.jaxpr import ir
@@ -15,151 +13,131 @@ from ir_passes.rewrites.slot_entries import SlotIndex
 
 
 class Different(Exception):
-    """Two lanes do not do the same; says where they differ."""
+    """Two lanes differ, or their work cannot be batched; the message has the place."""
 
 
-@dataclass(frozen=True)
 class SameWork:
-    """Equations of every lane that correspond.
+    """Corresponding equations of all lanes.
 
     Attributes:
-        lanes: lane -> its equations; the k-th of each lane correspond.
-        named: equations of lane 0 that name parts these work on, in order.
-        first: variable of any lane -> the variable of lane 0 that it corresponds to.
-        alike: variable of lane 0 -> those of all lanes that correspond to it.
-    """
-
-    lanes: tuple[tuple[ir.JaxprEqn, ...], ...]
-    named: tuple[ir.JaxprEqn, ...]
-    first: dict[ir.Var, ir.Var]
-    alike: dict[ir.Var, list[ir.Var]]
-
-    @cached_property
-    def equations(self) -> frozenset[int]:
-        """The identities of all equations."""
-        return frozenset(id(eqn) for eqns in self.lanes for eqn in eqns)
-
-
-def same_work(owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]], first: dict[ir.Var, ir.Var]) -> SameWork:
-    """The correspondence of the lanes' equations.
+        lanes: lane -> equations; the k-th equations of all lanes correspond.
+        named: equations of lane 0 that select parts of entries, in order.
+        first: variable of any lane -> corresponding variable of lane 0.
+        alike: variable of lane 0 -> corresponding variables of all lanes, by lane.
+        ids: ids of the equations of all lanes.
 
     Raises:
-        Different: there is none.
+        Different: two lanes differ.
     """
-    equal = _Equal(owners, dict(first))
-    for lane, eqns in enumerate(lanes):
-        for one, other in zip(lanes[0], eqns, strict=False):
-            equal.require(one, other, lane)
-        if len(eqns) != len(lanes[0]):
-            raise Different(f"lane 0 has {len(lanes[0])} equations, lane {lane} has {len(eqns)}")
-    alike: dict[ir.Var, list[ir.Var]] = {}
-    for var, one in equal.first.items():
-        alike.setdefault(one, []).append(var)
-    for found in alike.values():
-        found.sort(key=lambda var: owners.lane_of.get(var, 0))
-    return SameWork(tuple(tuple(eqns) for eqns in lanes), tuple(equal.named), equal.first, alike)
 
+    def __init__(self, owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]], first: dict[ir.Var, ir.Var]) -> None:
+        self.owners, self.lanes, self.first = owners, lanes, dict(first)
+        self.named: list[ir.JaxprEqn] = []
+        for lane, eqns in enumerate(lanes):
+            for eqn, other in zip(lanes[0], eqns, strict=False):
+                self._match(eqn, other, lane)
+            if len(eqns) != len(lanes[0]):
+                raise Different(f"lane 0 has {len(lanes[0])} equations, lane {lane} has {len(eqns)}")
+        self.ids = frozenset(id(eqn) for eqns in lanes for eqn in eqns)
+        self.alike: dict[ir.Var, list[ir.Var]] = {}
+        for var in sorted(self.first, key=lambda var: owners.lane_of.get(var, 0)):
+            self.alike.setdefault(self.first[var], []).append(var)
 
-@dataclass(frozen=True)
-class _Equal:
-    """The comparison of two lanes' equations, which collects the variables that correspond."""
+    def first_version(self, version: ir.Atom) -> ir.Var:
+        """Return the version of a pool before this work."""
+        makers = self.owners.accesses.makers
+        while version in makers and id(makers[version]) in self.ids:
+            version = makers[version].invars[0]
+        assert not isinstance(version, ir.Literal)
+        return version
 
-    owners: LaneOwners
-    first: dict[ir.Var, ir.Var]
-    named: list[ir.JaxprEqn] = field(default_factory=list)
+    def _match(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
+        """Record the results of `other` as corresponding to the results of lane 0's `eqn`."""
+        difference = self._difference(eqn, other, lane)
+        if difference:
+            place = f"{other.primitive.name} at {ir.source_of(other)}"
+            raise Different(f"lanes 0 and {lane} differ in {difference} of {place}")
+        self.first.update(zip(other.outvars, eqn.outvars, strict=True))
 
-    def require(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
-        """Record the results of `other` as corresponding to those of `one`, an equation of lane 0."""
-        self._compare(one, other, lane)
-        self.first.update(zip(other.outvars, one.outvars, strict=True))
+    def _difference(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> str:
+        """Return the name of the first difference; empty without a difference."""
+        if eqn.primitive is not other.primitive:
+            return f"{eqn.primitive.name} instead"
+        if ir.types([*eqn.invars, *eqn.outvars]) != ir.types([*other.invars, *other.outvars]):
+            return "the types"
+        if not self.owners.roots.keys().isdisjoint((eqn.outvars[0], other.outvars[0])):
+            return "" if self._same_roots(eqn, other, lane) else "the part"
+        box, other_box = (self.owners.own.get(id(each)) for each in (eqn, other))
+        compared = list(range(len(eqn.invars)))
+        if box is not None and other_box is not None:
+            if not _same_box(box, other_box, lane):
+                return "the box"
+            if eqn.primitive.name == "slice":
+                return ""
+            compared = compared[updates_of(eqn)]
+        elif box is not other_box:
+            return "the row"
+        if eqn.params is not other.params:
+            if fingerprint(computing_params(eqn)) != fingerprint(computing_params(other)):
+                return "the parameters"
+        different = (i for i in compared if not self._same(eqn.invars[i], other.invars[i]))
+        return next((f"operand {i}" for i in different), "")
 
-    def _compare(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> None:
+    def _same(self, atom: ir.Atom, other: ir.Atom) -> bool:
+        if isinstance(atom, ir.Literal) or isinstance(other, ir.Literal):
+            literals = isinstance(atom, ir.Literal) and isinstance(other, ir.Literal)
+            return literals and to_numpy(atom.val).tobytes() == to_numpy(other.val).tobytes()
+        lanes, value = self.owners.lane_of, self.owners.accesses.facts.value
+        if other in lanes:
+            return self._same_name(atom, other) if other not in self.first else self.first[other] is atom
+        same_type = atom not in lanes and ir.types([atom]) == ir.types([other])
+        return same_type and value(atom).number == value(other).number
 
-        def differ(what: str) -> Different:
-            return Different(f"lanes 0 and {lane} differ in {what} of {other.primitive.name} at {ir.source_of(other)}")
-
-        if one.primitive is not other.primitive:
-            raise differ(f"{one.primitive.name} instead")
-        if ir.types([*one.invars, *one.outvars]) != ir.types([*other.invars, *other.outvars]):
-            raise differ("the types")
-        roots = self.owners.roots
-        if one.outvars[0] in roots or other.outvars[0] in roots:
-            if not self._same_roots(one, other, lane):
-                raise differ("the part")
-            return
-        mine, theirs = self.owners.own.get(id(one)), self.owners.own.get(id(other))
-        if (mine is None) != (theirs is None):
-            raise differ("the row")
-        compared = list(range(len(one.invars)))
-        if mine is not None and theirs is not None:
-            if not _same_box(mine, theirs, lane):
-                raise differ("the box")
-            compared = operands_of_access(one, mine)
-        if one.primitive.name == "slice" and mine is not None:
-            return
-        if one.params is not other.params:
-            if fingerprint(computing_params(one)) != fingerprint(computing_params(other)):
-                raise differ("the parameters")
-        for place in compared:
-            if not self._same(one.invars[place], other.invars[place]):
-                raise differ(f"operand {place}")
-
-    def _same(self, a: ir.Atom, b: ir.Atom) -> bool:
-        if isinstance(a, ir.Literal) or isinstance(b, ir.Literal):
-            both = isinstance(a, ir.Literal) and isinstance(b, ir.Literal)
-            return both and to_numpy(a.val).tobytes() == to_numpy(b.val).tobytes()
-        if b in self.owners.lane_of:
-            return self._same_name(a, b) if b not in self.first else self.first[b] is a
-        value = self.owners.accesses.facts.value
-        return a not in self.owners.lane_of and ir.types([a]) == ir.types([b]) and value(a).number == value(b).number
-
-    def _same_name(self, a: ir.Var, b: ir.Var) -> bool:
-        """Whether the parts of two lanes that two variables name correspond."""
-        owners, made_by = self.owners, self.owners.accesses.made_by
-        if a not in owners.names or b not in owners.names:
+    def _same_name(self, var: ir.Var, other: ir.Var) -> bool:
+        """True if two variables select corresponding parts of two lanes' entries."""
+        owners, made_by, fact_of = self.owners, self.owners.accesses.made_by, self.owners.accesses.facts.of
+        if var not in owners.names or other not in owners.names:
             return False
-        mine, theirs = owners.accesses.facts.of(a), owners.accesses.facts.of(b)
-        if isinstance(mine, SlotIndex) and isinstance(theirs, SlotIndex) and a not in owners.roots:
-            same = (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, owners.lane_of[b])
-            if not same or ir.types([a]) != ir.types([b]):
+        entry, other_entry = fact_of(var), fact_of(other)
+        if isinstance(entry, SlotIndex) and isinstance(other_entry, SlotIndex) and var not in owners.roots:
+            same = (entry, other_entry) == (SlotIndex(entry.map, 0), SlotIndex(entry.map, owners.lane_of[other]))
+            if not same or ir.types([var]) != ir.types([other]):
                 return False
-            self.first[b] = a
+            self.first[other] = var
         else:
-            self.require(made_by[a], made_by[b], owners.lane_of[b])
-        if a is b and a in made_by:
-            self.named.append(made_by[a])
-        return self.first[b] is a
+            self._match(made_by[var], made_by[other], owners.lane_of[other])
+        if var is other and var in made_by:
+            self.named.append(made_by[var])
+        return self.first[other] is var
 
-    def _same_roots(self, one: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> bool:
-        a, b = self.owners.roots.get(one.outvars[0]), self.owners.roots.get(other.outvars[0])
-        if a is None or b is None or (a.dim, a.lane, b.lane) != (b.dim, 0, lane) or not self._same(a.source, b.source):
+    def _same_roots(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> bool:
+        root, other_root = (self.owners.roots.get(each.outvars[0]) for each in (eqn, other))
+        if root is None or other_root is None or not self._same(root.source, other_root.source):
             return False
-        if one.primitive.name == "slice":
-            return _without(one.params["start_indices"], a.dim) == _without(other.params["start_indices"], a.dim)
-        starts = zip(_without(one.invars[1:], a.dim), _without(other.invars[1:], a.dim), strict=True)
-        return all(self._same(x, y) for x, y in starts)
+        if (root.dim, root.lane, other_root.lane) != (other_root.dim, 0, lane):
+            return False
+        if eqn.primitive.name == "slice":
+            starts, other_starts = (_without(each.params["start_indices"], root.dim) for each in (eqn, other))
+            return starts == other_starts
+        starts, other_starts = (_without(each.invars[1:], root.dim) for each in (eqn, other))
+        return all(map(self._same, starts, other_starts))
 
 
 def _without(items: Sequence[Any], place: int) -> list[Any]:
     return [item for i, item in enumerate(items) if i != place]
 
 
-def _same_box(one: Box, other: Box, lane: int) -> bool:
-    """A box of lane 0's row and the corresponding one of another lane's."""
-    mine, theirs = one.row, other.row
-    if isinstance(mine, SlotIndex):
-        rows = isinstance(theirs, SlotIndex) and (mine.map, mine.lane, theirs.lane) == (theirs.map, 0, lane)
-    else:
-        rows = (mine, theirs) == (0, lane)
-    return rows and one.sizes == other.sizes and _without(one.starts, one.axis) == _without(other.starts, other.axis)
+def _same_box(box: Box, other: Box, lane: int) -> bool:
+    """True for the same box of lane 0's row and of another lane's row."""
+    rows: tuple[Any, Any] = (0, lane)
+    if isinstance(box.row, SlotIndex):
+        rows = SlotIndex(box.row.map, 0), SlotIndex(box.row.map, lane)
+    same_columns = _without(box.starts, box.axis) == _without(other.starts, other.axis)
+    return (box.row, other.row) == rows and box.sizes == other.sizes and same_columns
 
 
-def operands_of_access(eqn: ir.JaxprEqn, box: Box) -> list[int]:
-    """Operands of an access that its box does not hold, the pool aside: updates, and unknown starts."""
-    name = eqn.primitive.name
-    boxed = name in ("dynamic_slice", "dynamic_update_slice")
-    arrays = [1] if name == "dynamic_update_slice" else [2] if name in WRITES else []
-    if None not in box.starts:
-        return arrays
-    first = 1 + len(arrays)
-    return arrays + ([first + dim for dim in range(len(box.starts)) if dim != box.axis] if boxed else [1])
+def updates_of(eqn: ir.JaxprEqn) -> slice:
+    """Return the operands of an access that are updates; empty for a read."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        return slice(1, 2)
+    return slice(2, 3) if eqn.primitive.name in WRITES else slice(0, 0)

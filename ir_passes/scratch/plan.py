@@ -3,6 +3,10 @@
 from dataclasses import dataclass, field
 
 from ir_passes.jaxpr import ir
+from ir_passes.scratch.liveness import Scratch
+
+ALIGNMENT = 64
+"""Bytes: XLA's alignment on CPUs, and the size of a cache line."""
 
 
 class PlanError(ValueError):
@@ -10,32 +14,12 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
-class PlacedBuffer:
-    """A temporary with its bytes in the arena.
-
-    Attributes:
-        equation, result: the equation that computes the temporary, and its position among the results.
-        name: name in reports.
-        offset, bytes: byte range, from the start of the arena or of the body's part of a block.
-        start, end: first and last equation at which the bytes are reserved.
-    """
-
-    equation: int
-    result: int
-    name: str
-    offset: int
-    bytes: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Block:
-    """The bytes for the bodies of an equation.
+    """The bytes for the bodies and the declared scratch of an equation.
 
     Attributes:
         offset, bytes: byte range of the block.
-        bodies: (offset within the block, plan) of each body.
+        bodies: (offset within the block, plan) of each body, in ascending order.
     """
 
     offset: int
@@ -49,34 +33,28 @@ class Plan:
 
     Attributes:
         jaxpr: the inlined jaxpr.
-        placements: temporaries in the order of computation.
-        views: (equation, result) of every value that is a view of its operand.
+        placements: temporaries with their offsets, in the order of computation.
         blocks: equation -> block of its bodies.
         size: bytes of the arena.
         lower_bound: largest number of bytes live at once; no arena is smaller.
     """
 
     jaxpr: ir.ClosedJaxpr = field(repr=False)
-    placements: tuple[PlacedBuffer, ...]
-    views: frozenset[tuple[int, int]]
+    placements: tuple[Scratch, ...]
     blocks: dict[int, Block]
     size: int
     lower_bound: int
 
     def report(self, rows: int = 10) -> str:
-        """Return the largest temporaries as text, with source lines.
-
-        Args:
-            rows: number of temporaries to list; the last line counts the others.
-        """
+        """Return the largest `rows` temporaries and all blocks as text, with source lines."""
         lines = [f"scratch before fusion: {self.lower_bound} bytes are live at once, planned in {self.size}"]
-        largest = sorted(self.placements, key=lambda buffer: (-buffer.bytes, buffer.start))
-        for buffer in largest[:rows]:
-            source = ir.source_of(self.jaxpr.jaxpr.eqns[buffer.equation])
-            lines.append(f"  {buffer.bytes} bytes at equations [{buffer.start}, {buffer.end}] {buffer.name}  {source}")
+        largest = sorted(self.placements, key=lambda value: (-value.bytes, value.start))
+        for value in largest[:rows]:
+            place = f"equations [{value.start}, {value.end}] {value.name}  {ir.source_of(value.eqn)}"
+            lines.append(f"  {value.bytes} bytes at {place}")
         if len(largest) > rows:
             lines.append(f"  and {len(largest) - rows} smaller values")
-        for equation, block in sorted(self.blocks.items()):
-            name = self.jaxpr.jaxpr.eqns[equation].primitive.name
-            lines.append(f"  {block.bytes} bytes at equation {equation}: bodies of {name}.{equation}")
+        for i, block in sorted(self.blocks.items()):
+            name = self.jaxpr.jaxpr.eqns[i].primitive.name
+            lines.append(f"  {block.bytes} bytes at equation {i}: bodies of {name}.{i}")
         return "\n".join(lines)

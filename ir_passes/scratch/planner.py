@@ -1,19 +1,21 @@
 """Plan the arena: offsets for the temporaries of a function, checked by `verifier`."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ir_passes.contract.contract import LaneContract, Opaque
 from ir_passes.contract.declared import opaque_of
 from ir_passes.jaxpr import ir
 from ir_passes.scratch.liveness import Liveness, liveness
-from ir_passes.scratch.packing import Buffer, aligned, height, pack
-from ir_passes.scratch.plan import Block, PlacedBuffer, Plan
+from ir_passes.scratch.plan import ALIGNMENT, Block, Plan
 from ir_passes.scratch.verifier import verify_plan
 from ir_passes.targets import Target, as_target
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]
 """Equation -> scratch bytes of its operation in addition to the results."""
+Buffer = tuple[int, int, int]
+"""Bytes, first and last time of use, both included."""
 
 
 def plan(
@@ -69,46 +71,51 @@ def plan_liveness(live: Liveness, *, opaque_scratch: OpaqueScratch | None = None
         live: the live ranges. Equations that share the `Liveness` of a body share the body's plan.
         opaque_scratch: scratch bytes of an operation in addition to its results.
     """
-    scratch = opaque_scratch or (lambda eqn: 0)
     plans: dict[int, Plan] = {}  # by id of the live ranges; `live` keeps them alive
 
     def planned(part: Liveness) -> Plan:
         if id(part) not in plans:
-            plans[id(part)] = _plan(part, planned, scratch)
+            plans[id(part)] = _plan(part, planned, opaque_scratch or (lambda eqn: 0))
         return plans[id(part)]
 
     return planned(live)
 
 
 def _plan(live: Liveness, planned: Callable[[Liveness], Plan], scratch: OpaqueScratch) -> Plan:
-    """Plan the bodies first, then the arena of blocks and other temporaries."""
-    eqns = live.jaxpr.jaxpr.eqns
-    sizes = {i: size for i, eqn in enumerate(eqns) if (size := scratch(eqn))}
-    blocks = {
-        i: _block(map(planned, live.bodies.get(i, ())), eqns[i].primitive.name == "cond", sizes.get(i, 0))
-        for i in sorted({*sizes, *live.bodies})
-    }
-    buffers = [Buffer(value.bytes, value.start, value.end) for value in live.scratch]
-    buffers += [Buffer(block.bytes, i, i) for i, block in blocks.items()]
+    """Plan the bodies, then the arena of blocks and temporaries."""
+    blocks: dict[int, Block] = {}
+    sizes = [scratch(eqn) for eqn in live.jaxpr.jaxpr.eqns]
+    for i, eqn in enumerate(live.jaxpr.jaxpr.eqns):
+        bodies, top = list[tuple[int, Plan]](), 0
+        for body in map(planned, live.bodies.get(i, ())):
+            bodies.append((0 if eqn.primitive.name == "cond" else top, body))  # one branch runs
+            top = max(top, bodies[-1][0] + body.size)
+        if bodies or sizes[i]:
+            blocks[i] = Block(0, top + sizes[i], tuple(bodies))
+    buffers = [(value.bytes, value.start, value.end) for value in live.scratch]
+    buffers += [(block.bytes, i, i) for i, block in blocks.items()]
     offsets = pack(buffers)
-    placements = tuple(
-        PlacedBuffer(value.equation, value.result, value.name, offset, value.bytes, value.start, value.end)
-        for value, offset in zip(live.scratch, offsets, strict=False)
-    )
-    starts = offsets[len(placements) :]
-    placed = {i: Block(start, b.bytes, b.bodies) for (i, b), start in zip(blocks.items(), starts, strict=True)}
-    lower_bound = max(live_bytes + sizes.get(i, 0) for i, live_bytes in enumerate(live.profile))
-    return Plan(live.jaxpr, placements, live.views, placed, aligned(height(buffers, offsets)), lower_bound)
+    height = max((offset + size for offset, (size, _, _) in zip(offsets, buffers, strict=True)), default=0)
+    placed = tuple(replace(value, offset=offset) for value, offset in zip(live.scratch, offsets, strict=False))
+    starts = offsets[len(placed) :]
+    blocks = {i: replace(block, offset=start) for (i, block), start in zip(blocks.items(), starts, strict=True)}
+    lower_bound = max(map(sum, zip(live.profile, [*sizes, 0], strict=True)))
+    return Plan(live.jaxpr, placed, blocks, aligned(height), lower_bound)
 
 
-def _block(plans: Iterable[Plan], branches: bool, scratch: int) -> Block:
-    """Return the block for the bodies and declared scratch of one equation.
+def pack(buffers: Sequence[Buffer]) -> list[int]:
+    """Return aligned offsets: the largest buffer first, each at the lowest free bytes."""
+    offsets: dict[int, int] = {}
+    for i in sorted(range(len(buffers)), key=lambda i: (-buffers[i][0], buffers[i][1])):
+        size, start, end = buffers[i]
+        offsets[i] = 0
+        neighbours = [j for j in offsets if j != i and buffers[j][1] <= end and start <= buffers[j][2]]
+        for low, high in sorted((offsets[j], offsets[j] + buffers[j][0]) for j in neighbours):
+            if low < offsets[i] + size:
+                offsets[i] = max(offsets[i], aligned(high))
+    return [offsets[i] for i in range(len(buffers))]
 
-    Branches of a cond share their bytes.
-    """
-    bodies: list[tuple[int, Plan]] = []
-    top = 0
-    for body in plans:
-        bodies.append((0 if branches else top, body))
-        top = max(top, bodies[-1][0] + body.size)
-    return Block(0, top + scratch, tuple(bodies))
+
+def aligned(offset: int) -> int:
+    """Round up to a multiple of `ALIGNMENT`."""
+    return -(-offset // ALIGNMENT) * ALIGNMENT

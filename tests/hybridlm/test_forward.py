@@ -26,6 +26,7 @@ def test_shapes_and_layers(text_lm: hybridlm.LM) -> None:
     np.testing.assert_allclose(np.asarray(batch.logits)[0], out.logits, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_a_state_is_put_back(text_lm: hybridlm.LM) -> None:
     whole = text_lm.forward(TOKENS, return_states=True)
     first = text_lm.forward(TOKENS[:4], return_states=True)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 NEEDED_LATER = (
     "datasets huggingface_hub jinja2 lm_eval matplotlib orbax pandas pyarrow ray safetensors tokenizers torch "
     "transformers typer"
@@ -17,6 +19,7 @@ print(json.dumps([gc.isenabled(), sorted({name.partition(".")[0] for name in sys
 """
 
 
+@pytest.mark.slow
 def test_libraries_for_some_users_are_not_imported(root: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(root)}
     found = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True)

@@ -73,6 +73,7 @@ def other(text_lm: hybridlm.LM, base: Path, tmp_path_factory: pytest.TempPathFac
     return loaded(with_row(base, tmp_path_factory.mktemp("other") / "m"), text_lm)
 
 
+@pytest.mark.slow
 def test_states_of_a_prefix(lm: hybridlm.LM, other: hybridlm.LM, tmp_path: Path) -> None:
     prefix = lm.prefix(PROMPT)
     prefix.save(tmp_path / "prefix")
@@ -141,6 +142,7 @@ def test_small_files_that_change_results(lm: hybridlm.LM, base: Path, tmp_path: 
     assert field in {name for name in expected if found[name] != expected[name]}
 
 
+@pytest.mark.slow
 def test_updates_by_a_checkpoint_and_by_arrays(lm: hybridlm.LM, other: hybridlm.LM, text_lm: hybridlm.LM) -> None:
     changed = loaded(lm.path, text_lm)
     prefix = changed.prefix(PROMPT)

@@ -31,6 +31,7 @@ def calls(folder: Path, packed: bool) -> int:
     return count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[(1, 8), (4, 8), (12, 8)], [(1, 8), (1, 32), (1, 96)]], ids=["layers", "experts"])
 @pytest.mark.parametrize("packed", [True, False])
 def test_work_grows_with_the_number_of_tensors_and_not_faster(

@@ -147,6 +147,7 @@ def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "group", "form"), [("int4", 8, "pack-quantized"), ("nvfp4", None, "mixed-precision")])
 @pytest.mark.parametrize("golden", ["dense_interval", "mamba2_base"])
 def test_every_matrix_in_four_bits_and_the_head_in_eight(

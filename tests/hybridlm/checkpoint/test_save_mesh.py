@@ -54,6 +54,7 @@ def chain(name: str, folder: Path, meshes: list[Sizes | None]) -> None:
     assert same(load(directory, None), load(original, None))
 
 
+@pytest.mark.slow
 def test_from_mesh_to_mesh(tmp_path: Path):
     """Heads in several parts, experts, and copies of key heads, of which there are fewer than devices."""
     original, saved = checkpoint("sparse_base", tmp_path), tmp_path / "saved"

@@ -100,6 +100,7 @@ def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: py
     assert row == {"id": None, "logits": lm.classify(["Ada"]).logits[0].tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_divergence(
     text_lm: hybridlm.LM,

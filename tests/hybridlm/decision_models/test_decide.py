@@ -62,6 +62,7 @@ def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
         np.testing.assert_allclose(list(answer.probabilities.values()), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits in every batch that fills the lanes; the state of several questions is read once."""
     together = bits(lm.decide_requests(REQUESTS))
@@ -236,6 +237,7 @@ def write_adapter(text_lm: hybridlm.LM, directory: Path) -> None:
     (directory / "adapter_config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Marks within common beginnings: the state and the first questions are read once, where each request asks."""
     path = copied(text_lm, tmp_path / "model", decision={"labels": LABELS})

@@ -29,6 +29,7 @@ CHEAP = "LFM2-1.2B"
 SENT = Collective("psum", ("model",), 8, "float32", 900_000, 1, "")
 
 
+@pytest.mark.slow
 def test_the_last_mesh_of_each_number_of_devices_is_compiled() -> None:
     rows = rows_of(CHEAP)
     lines = page({CHEAP: rows}).partition(f"## {CHEAP}\n")[2].splitlines()[3:]

@@ -56,6 +56,7 @@ def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, An
     check(fields_of(name, **fields), devices, tmp_path / "config.json", shapes, **SIZES)
 
 
+@pytest.mark.slow
 def test_formula_of_scoring(tmp_path: Path) -> None:
     """Five numbers of each token in place of the logits, and the most likely ones; of a step that is only planned."""
     fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, top=3)

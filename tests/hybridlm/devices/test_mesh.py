@@ -127,6 +127,7 @@ def test_a_row_moves_between_devices_bit_for_bit() -> None:
         assert np.asarray(found).tobytes() == expected.tobytes()
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_split_logits_is_what_whole_ones_say() -> None:
     """Logits with ties between devices, with NaN and -inf."""
     rng = np.random.default_rng(0)

@@ -74,6 +74,7 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
     return [done[index] for index in sorted(done)], seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arrivals, steps",
     [

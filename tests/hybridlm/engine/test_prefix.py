@@ -47,6 +47,7 @@ def margin(lm: hybridlm.LM, tokens: list[int]) -> float:
     return float(best[1] - best[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 10, 11, 12, 30])
 def test_cold_and_warm_agree(text_lm: hybridlm.LM, length: int) -> None:
     """About the kernel of the convolution (4) and the chunk (5)."""

@@ -60,6 +60,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax, "device_put", refused)
 
 
+@pytest.mark.slow
 def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> None:
     result = run("--abstract", "--config", written(tmp_path, SHALLOW))
     assert result.exit_code == 0, result.output
@@ -79,6 +80,7 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
     assert Claim.NON_INTERFERENCE in result.output and NotCovered.COMPILED_PROGRAM in result.output
 
 
+@pytest.mark.slow
 def test_sizes_are_options(tmp_path: Path) -> None:
     options = ("--lanes", "2", "--chunk", "4", "--context", "128", "--dtype", "float32")
     engine = abstract_engine(

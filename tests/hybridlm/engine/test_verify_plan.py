@@ -47,11 +47,13 @@ def sizes(config: Path) -> tuple[int, int]:
     return kept, LANES * TOKENS * heads * key * value * FLOAT32
 
 
+@pytest.mark.slow
 def test_verification_keeps_the_inputs_of_the_recurrence(config: Path) -> None:
     kept, states = sizes(config)
     assert kept <= needed_beside(config) < states
 
 
+@pytest.mark.slow
 def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Recurrent.commit
 

@@ -55,6 +55,7 @@ def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) 
         lm.warmup()
 
 
+@pytest.mark.slow
 def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     """The compiled HLO has the operations of the step alone, jitted with its state donated, of the same types."""
     shape = Shape("generate", 1, 1)

@@ -158,6 +158,7 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
             return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_tokens_are_those_of_masked_logits(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, seed: int | None
@@ -246,6 +247,7 @@ def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     assert Shape("generate", 1, 1, changes=64, masked=True) in before
 
 
+@pytest.mark.slow
 def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
     shapes = [Shape("generate", 2, 1, changes=64, masked=True), Shape("verify", 2, 3, changes=64, masked=True)]

@@ -38,6 +38,7 @@ def leaking_step(*settings: Any) -> Step:
 LEAK = f"{Path(__file__).name}:{leaking_step.__code__.co_firstlineno + 5}"
 
 
+@pytest.mark.slow
 def test_certificates_of_the_steps_that_ran(directory: Path) -> None:
     lm = hybridlm.load(directory, **SETTINGS)
     assert lm.certificates == {}
@@ -86,6 +87,7 @@ def test_unknown_setting(directory: Path) -> None:
         hybridlm.load(directory, certify="maybe", **SETTINGS)  # type: ignore[arg-type]  # wrong on purpose
 
 
+@pytest.mark.slow
 def test_certificates_are_kept_beside_the_programs(directory: Path, tmp_path: Path) -> None:
     for reused in (False, True):
         lm = hybridlm.load(directory, compilation_cache=tmp_path, **SETTINGS)

@@ -134,6 +134,7 @@ def hanging(root: Path, out: Path, seconds: float) -> list[str]:
     return ["-c", code]
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_killed_and_keeps_its_records(
     script: dict[str, Any], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_without_a_device_the_check_ends_after_its_first_part(script: dict[str, 
 CASES = {case.name: case for case in kernel_cases("gpu", tiny=True)}
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_fails_and_leaves_its_arrays(records: Records) -> None:
     case = CASES["tiny, experts, 8 rows"]
     program: Future[Any] = Future()

@@ -133,6 +133,7 @@ def last_slot(step: Step) -> Step:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lm", ["dense"], indirect=True)
 @pytest.mark.parametrize("fault", [from_neighbour, batch_mean, last_slot])
 def test_a_leak_put_in_on_purpose_is_found(lm: hybridlm.LM, fault) -> None:
@@ -145,6 +146,7 @@ def test_halves_of_the_lanes_reach_themselves_alone(lm: hybridlm.LM) -> None:
     assert disturb_halves(lm, SHAPES[1]) == ([], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
 def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> None:
     _, contract, run = program(lm, shape)
@@ -162,6 +164,7 @@ def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
     return np.where(where, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else VOCAB - 1), leaf)
 
 
+@pytest.mark.slow
 def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
     for shape in SHAPES:
         *_, run = program(lm, shape)
@@ -203,6 +206,7 @@ def test_a_lane_beside_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None
     check_a_lane_beside_nan(lm, shape)
 
 
+@pytest.mark.slow
 def test_rows_of_earlier_sequences_change_no_bit(text_lm: hybridlm.LM) -> None:
     check_reused_rows(text_lm)
 

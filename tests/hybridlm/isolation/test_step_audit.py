@@ -23,6 +23,7 @@ def lm(root: pathlib.Path, request: pytest.FixtureRequest) -> hybridlm.LM:
     return hybridlm.load(root / "tests/golden" / request.param, lanes=LANES, context=64, dtype="float32", chunk=8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
     engine = lm.engine

@@ -247,6 +247,7 @@ def test_wrong_commit_is_refused(
     ]
 
 
+@pytest.mark.slow
 def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, certify="warn")
@@ -353,6 +354,7 @@ def test_faults_of_its_config_are_refused(family: ModuleType) -> None:
         family.read_config(CONFIG | {"num_heads": 0})
 
 
+@pytest.mark.slow
 def test_nothing_outside_models_knows_a_family(root: Path) -> None:
     """No `model_type` in a string, no import of a family's file, but where a file format has names of its own."""
     names = {name for family in FAMILIES for name in (family.name, *family.model_types)}

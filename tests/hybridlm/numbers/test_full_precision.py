@@ -46,6 +46,7 @@ def check(engine: Engine, shape: Shape) -> None:
     assert count >= matrices - 1 and rounded == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_product_of_every_step(name: str) -> None:
     engine = abstract_engine(

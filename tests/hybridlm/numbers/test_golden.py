@@ -119,6 +119,7 @@ def test_logits(golden: Golden, lm: hybridlm.LM):
         assert not check_logits(row[: len(expected)], expected, golden.where(index), golden.tolerance)
 
 
+@pytest.mark.slow
 @long_except(*(name for name in QWEN if name not in SPELLINGS), among=QWEN)
 def test_states(golden: Golden, lm: hybridlm.LM):
     """States of the delta nets after the longest prompt, which has no padding after it."""
@@ -172,6 +173,7 @@ def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
             assert list(entry)[:2] == best and set(entry) == {*best, token}, golden.where(index)
 
 
+@pytest.mark.slow
 @long_except("next_old_fields")
 def test_generates(golden: Golden, lm: hybridlm.LM):
     """Eight prompts queued over three lanes, against the greedy continuation of each alone: every token."""

@@ -112,6 +112,7 @@ def alone(text_lm: hybridlm.LM) -> Alone:
     return Alone(text_lm, 1e-4)
 
 
+@pytest.mark.slow
 @given(ACTIONS, st.sampled_from(["100kB", "250kB", {"device": "100kB", "host": 0}]))
 @settings(max_examples=12)
 def test_random_schedules(cached_lm: hybridlm.LM, alone: Alone, actions: list[Any], budget: Any) -> None:

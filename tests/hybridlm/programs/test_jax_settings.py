@@ -102,6 +102,7 @@ def test_without_certificates_values_may_be_checked(text_lm: hybridlm.LM) -> Non
         lm.engine.programs.compiled(CopyShape(1, 1), lm.engine.example_arguments)
 
 
+@pytest.mark.slow
 def test_weights_and_states_are_on_the_device_of_the_time_of_loading(text_lm: hybridlm.LM) -> None:
     first, second = jax.devices()[:2]
     with jax.default_device(second):

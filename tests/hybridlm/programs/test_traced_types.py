@@ -23,6 +23,7 @@ def wide(program: ir.ClosedJaxpr) -> Iterator[str]:
             yield f"{eqn.primitive.name} at {ir.source_of(eqn)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_traces_of_steps_have_no_float_of_64_bits(name: str) -> None:
     engine = abstract_engine(

@@ -41,6 +41,7 @@ def parquet(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> p
     return pq.read_table(folder / "out.parquet")
 
 
+@pytest.mark.slow
 def test_parquet_and_back(text_lm: hybridlm.LM, parquet: pa.Table) -> None:
     good = [0, 2, 4]
     assert [error is None for error in parquet["error"].to_pylist()] == [i in good for i in range(6)]

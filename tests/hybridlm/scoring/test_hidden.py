@@ -10,6 +10,7 @@ from hybridlm.scoring.hidden import read_hidden
 IDS = np.random.default_rng(7).integers(3, 90, 60).tolist()
 
 
+@pytest.mark.slow
 def test_places_are_those_of_forward_with_and_without_common_parts(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

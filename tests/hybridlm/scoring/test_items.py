@@ -41,6 +41,7 @@ def test_completions(text_lm: hybridlm.LM):
     check(text_lm, empty, *parts(text_lm, "", "yo"))
 
 
+@pytest.mark.slow
 def test_several_completions_share_the_prompt(text_lm: hybridlm.LM):
     prompt, options = "Who has it, " * 4, [" Ada", " Ben", " C"]
     before = text_lm.stats["prefix_tokens_saved"]

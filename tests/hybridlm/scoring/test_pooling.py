@@ -40,6 +40,7 @@ def checkpoint(text_lm: hybridlm.LM, directory: Path, weight: np.ndarray, **fiel
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["last", "first", "mean"])
 def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndarray], pooling: Any) -> None:
     wanted = {"last": lambda x: x[-1], "first": lambda x: x[0], "mean": lambda x: x.mean(0)}[pooling]

@@ -172,6 +172,7 @@ def test_without_the_look_up_of_jax_calls_are_slower_and_the_same(monkeypatch: p
     assert len(step.certificates) == 3
 
 
+@pytest.mark.slow
 def test_programs_stay_when_jax_forgets_its_own(step: IsolatedStep, proofs: list[Any]) -> None:
     step(*arguments())
     once = len(proofs)

@@ -74,6 +74,7 @@ def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("has rows on several devices" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))
 
 
+@pytest.mark.slow
 def test_tokens_of_another_lane_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes that begin one token late are claimed for the tokens."""
     late = lambda cu, tokens: iter([jnp.searchsorted(cu[1:] + 1, jnp.arange(tokens), side="right")])

@@ -87,9 +87,14 @@ CLEAN = {
     "permutation": lambda k, x: (jax.vmap(jax.random.permutation)(k, x),),
     "keys returned": lambda k, x: (jax.vmap(jax.random.split)(k),),
 }
+SAMPLE = "split", "fold in a lane's", "scan"
+"""The other programs are `long`."""
 
 
-@pytest.mark.parametrize("step", CLEAN.values(), ids=CLEAN)
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(step, id=name, marks=() if name in SAMPLE else pytest.mark.long) for name, step in CLEAN.items()],
+)
 def test_each_lane_draws_by_its_own_key(step) -> None:
     assert prove_isolation(step, (keys(), X), OWN)
     assert prove_isolation(step, (jax.ShapeDtypeStruct((N,), keys().dtype), X), OWN)
@@ -212,6 +217,7 @@ def bits(tree: Any) -> list[bytes]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "given", "con"),
     [

@@ -85,6 +85,7 @@ def check_derived(name: str, seeds: Iterable[int]) -> None:
             assert list(faults(Subject(program, (0,), run=one_nan))) == [], program.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, seeds", [*((name, range(2)) for name in OFTEN), ("cond", (PASSED_ON,))])
 def test_what_is_said_of_batched_and_differentiated_operations_holds(name: str, seeds: Iterable[int]) -> None:
     check_derived(name, seeds)
@@ -116,6 +117,7 @@ class Spy(dict):
         return super().__contains__(key)
 
 
+@pytest.mark.slow
 def test_labels_read_what_ownership_reads() -> None:
     """A parameter read by a rule of owners is read by the rule of labels, or excused."""
     missing = {}

@@ -44,10 +44,12 @@ def broken(
     return [f"{program.name}: {fault}" for fault in (*faults(subject), *idle_faults(subject, checked))]
 
 
+@pytest.mark.slow
 def test_predictions_for_the_zoo_hold() -> None:
     assert [fault for name in RUN for fault in broken(PROGRAMS[name])] == []
 
 
+@pytest.mark.slow
 def test_predictions_for_random_programs_hold() -> None:
     assert [fault for seed in range(RANDOM) for fault in broken(random_program(seed))] == []
 
@@ -62,6 +64,7 @@ def test_predictions_for_random_forms_hold() -> None:
     assert [fault for seed in range(FORMS) for fault in broken(random_form(seed), range(2))] == []
 
 
+@pytest.mark.slow
 def test_predictions_for_random_calls_hold() -> None:
     """Typed random keys; kernels and callbacks that are declared."""
     assert [fault for seed in range(CALLS) for fault in broken(random_calls(seed), range(2), run=by_xla)] == []

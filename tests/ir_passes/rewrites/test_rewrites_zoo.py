@@ -78,6 +78,7 @@ def rewrite_steps(model: str, all_lanes: bool) -> list[tuple[Program, Graph, Rew
     return found
 
 
+@pytest.mark.slow
 def test_steps_of_a_model_are_proved_once_rewritten() -> None:
     rewrite_steps("lfm2_base", all_lanes=False)
 
@@ -91,7 +92,7 @@ def test_every_step_of_every_model_is_proved_once_rewritten(model: str) -> None:
 
 def test_the_proof_stops_a_pass_that_mixes_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     right = BatchedWork._rows
-    monkeypatch.setattr(BatchedWork, "_rows", lambda self, box, outside: right(self, box, outside)[::-1])
+    monkeypatch.setattr(BatchedWork, "_rows", lambda self, box: right(self, box)[::-1])
     with pytest.raises(IsolationError) as raised:
         rewritten(PROGRAMS["loop over lanes, unrolled"])
     assert raised.value.__notes__ == ["raised of the graph that rebatch returned"]

@@ -481,6 +481,7 @@ def test_a_snapshot_restored_where_it_was_taken() -> None:
     host.take([3, 2, 1], [LaneWork(9, 3, 1), LaneWork(8, 3, 1), LaneWork(5, 4, 1)])
 
 
+@pytest.mark.slow
 def test_a_snapshot_restored_at_the_wrong_position() -> None:
     host, labels = snapshots()
     copied(host, [4, 0, 0], [2, 0, 0])
@@ -496,6 +497,7 @@ def test_a_snapshot_restored_at_the_wrong_position() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_one_pool_only() -> None:
     host, labels = snapshots()
     both = host.shadow_labels
@@ -516,6 +518,7 @@ def row_step(w, conv, ssm, _, lengths, positions, x):
     return jax.vmap(advance, (None, 0, 0, 0, 0, 0))(w, conv, ssm, lengths, positions, x)
 
 
+@pytest.mark.slow
 def test_row_pools() -> None:
     args = example()
     host = Host(row_step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
@@ -557,6 +560,7 @@ def declared_step(w, conv, ssm, slots, lengths, positions, x):
     return x, conv, jnp.where((lengths > 0)[:, None, None], new, ssm)
 
 
+@pytest.mark.slow
 def test_rows_that_a_declared_operation_does_not_read() -> None:
     """A lane that begins may find anything there; one that goes on may not, and nobody says so without `fresh`."""
     entries = (Lane(role="length"), Lane(), Lane(), Pool("state"))

@@ -29,6 +29,7 @@ def run(slots: list[int], tracked: list[int]) -> None:
     sanitized.require(verdict, expected)
 
 
+@pytest.mark.slow
 def test_rows_apart_pass() -> None:
     run([1, 2, 3], [4, 0, 5])
 

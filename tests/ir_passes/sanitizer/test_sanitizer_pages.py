@@ -73,10 +73,12 @@ def test_page_of_another_lane_is_found_in_a_flattened_pool() -> None:
 PACKED = PROGRAMS["packed tokens, slot mapping"]
 
 
+@pytest.mark.slow
 def test_right_packed_step_is_no_fault() -> None:
     run(PACKED.args(), PACKED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda cu: cu + 1, lambda cu: cu[::-1].copy()], ids=["begins with 1", "falls"])
 def test_wrong_layout_is_found(change: Any) -> None:
     w, x, cu, *rest = PACKED.args()
@@ -84,6 +86,7 @@ def test_wrong_layout_is_found(change: Any) -> None:
         run((w, x, change(cu), *rest), PACKED)
 
 
+@pytest.mark.slow
 def test_row_of_another_lane_s_token_is_found() -> None:
     w, x, cu, pool, table, rows = PACKED.args()
     rows = rows.copy()

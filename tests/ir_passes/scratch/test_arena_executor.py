@@ -40,6 +40,7 @@ ONE_DEVICE = [name for name, program in ZOO.items() if not name.startswith("shar
 SOME = ("mamba2, vmapped",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in SOME else pytest.mark.long) for x in ONE_DEVICE])
 def test_reuse_changes_no_bit_of_the_zoo(name: str) -> None:
     # sums of few float32 numbers in another order, as where numpy runs them
@@ -77,6 +78,7 @@ def test_constants_inputs_and_outputs_stay_where_the_caller_has_them() -> None:
     np.testing.assert_array_equal(x, 1)
 
 
+@pytest.mark.slow
 def test_every_dtype_survives_the_bytes() -> None:
     def fn(x):
         parts = [(x * 3).astype(t) for t in (jnp.bfloat16, jnp.float16, jnp.int8, jnp.bool_, jnp.uint16)]

@@ -43,6 +43,7 @@ def audited(step: Step, module: bytes, assignment: bytes) -> str:
     return "read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1], ids=["module", "buffer assignment"])
 def test_damaged_bytes_are_an_hlo_error(step: Step, parts: tuple[bytes, bytes], which: int) -> None:
     outcomes = Counter[str]()

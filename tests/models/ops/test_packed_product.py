@@ -57,6 +57,7 @@ def rows(count: int, inputs: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(count).normal(size=(count, inputs)), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("instructions", instruction_sets())
@@ -171,6 +172,7 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
         assert (np.asarray(one)[[2, 5]] == 0).all() == absent
 
 
+@pytest.mark.slow
 def test_derivatives_are_those_of_the_numbers() -> None:
     weight, x = weight_of((16, 32), 2, ("e4m3", False, False), "float32", "float32"), rows(3, 32)
     found = jax.grad(lambda x: jnp.sum(jnp.sin(linear(x, weight, HERE) / 1000)))(x)

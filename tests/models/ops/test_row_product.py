@@ -34,6 +34,7 @@ def test_library_is_there():
     assert found.instructions[0] == INSTRUCTIONS[0] and len(found.content) == 64
 
 
+@pytest.mark.slow
 def test_the_first_call_loads_the_library():
     code = """if True:
         import jax.numpy as jnp

@@ -7,6 +7,7 @@ operands are read (a kernel may write before it has read). With a correct plan t
 plan in which no two values share a byte.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,8 +18,11 @@ import numpy as np
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import is_key, key_implementation
-from ir_passes.scratch.plan import PlacedBuffer, Plan
+from ir_passes.scratch.liveness import Scratch
+from ir_passes.scratch.plan import Plan
 
+# The package exports a function with the name of the module.
+liveness = sys.modules[Scratch.__module__]
 POISON = 0xFF  # NaN in every floating point format, -1 in every signed integer
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -79,13 +83,13 @@ class _Frame:
             var: _held(var.aval, const) for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True)
         }
         self.placements = {(p.equation, p.result): p for p in plan.placements}
-        self.live: list[PlacedBuffer] = []
+        self.live: list[Scratch] = []
 
     def run(self, inputs: Sequence[_Place]) -> list[_Place]:
         """Run all equations; return the places of the results."""
         self.places.update(zip(self.jaxpr.invars, inputs, strict=True))
         for i, eqn in enumerate(self.jaxpr.eqns):
-            if (i, 0) in self.plan.views:
+            if liveness.is_view(eqn):
                 self.places[eqn.outvars[0]] = self._view(eqn)
             else:
                 results = [self._allocate(i, j, var.aval) for j, var in enumerate(eqn.outvars)]

@@ -11,10 +11,9 @@ import numpy as np
 
 from ir_passes.jaxpr import ir
 from ir_passes.scratch import planner
-from ir_passes.scratch.liveness import Liveness, liveness
-from ir_passes.scratch.packing import Buffer, aligned, pack
+from ir_passes.scratch.liveness import Liveness, is_view, liveness
 from ir_passes.scratch.plan import Plan
-from ir_passes.scratch.planner import plan_liveness
+from ir_passes.scratch.planner import Buffer, aligned, pack, plan_liveness
 
 ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3
 
@@ -147,13 +146,13 @@ def sized_for_one_lane(live: Liveness, one: Liveness) -> Liveness:
 
 
 def touching(buffers: Sequence[Buffer]) -> list[int]:
-    """The packer, taking bytes as free at the time of their last use."""
-    return pack([replace(b, end=max(b.start, b.end - 1)) for b in buffers])
+    """Pack with bytes free at the time of their last use."""
+    return pack([(size, start, max(start, end - 1)) for size, start, end in buffers])
 
 
 def apart(buffers: Sequence[Buffer]) -> list[int]:
-    """One after the other, nothing shared."""
-    return list(accumulate((aligned(b.size) for b in buffers), initial=0))[:-1]
+    """Return offsets one after the other, without shared bytes."""
+    return list(accumulate((aligned(size) for size, _, _ in buffers), initial=0))[:-1]
 
 
 def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:
@@ -192,7 +191,7 @@ def _with_ends(live: Liveness, counts: Callable[[ir.JaxprEqn], bool], through_vi
             if not isinstance(atom, ir.Literal) and atom in names and counts(eqn):
                 ends[names[atom]] = i
         for j, var in enumerate(eqn.outvars):
-            if (i, j) not in live.views:
+            if not is_view(eqn):
                 names[var] = (i, j)
             elif through_views and eqn.invars[0] in names:
                 names[var] = names[eqn.invars[0]]

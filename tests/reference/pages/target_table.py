@@ -136,16 +136,16 @@ def rows_of(checkpoint: str, target: str) -> list[Row]:
             mesh=_sizes(mesh),
         )
     steps = report_on(engine, shapes_of(engine)).steps
-    for one in steps:
-        copies = () if one.certificate is None else map(str, one.certificate.copies)
-        for fault in (*one.faults, *copies):
-            print(f"{checkpoint} on {target}, {one.name}: {fault}", file=sys.stderr)
-    return [row_of(checkpoint, target, one) for one in steps]
+    for step in steps:
+        copies = () if step.certificate is None else map(str, step.certificate.copies)
+        for fault in (*step.faults, *copies):
+            print(f"{checkpoint} on {target}, {step.name}: {fault}", file=sys.stderr)
+    return [row_of(checkpoint, target, step) for step in steps]
 
 
-def row_of(checkpoint: str, target: str, one: StepReport) -> Row:
+def row_of(checkpoint: str, target: str, step: StepReport) -> Row:
     """Return the row of a step's report."""
-    return Row(target, checkpoint, one.name, _verdict(one), f"{one.scratch / 1e3:,.1f}", _over(one), _seconds(one))
+    return Row(target, checkpoint, step.name, _verdict(step), f"{step.scratch / 1e3:,.1f}", _over(step), _seconds(step))
 
 
 def model_jobs() -> list[tuple[str, str]]:
@@ -171,15 +171,15 @@ def model_row(model: str, target: str, step: str) -> ModelRow:
 
 def row_of_model(model: str, target: str, report: TargetReport) -> ModelRow:
     """Return the row of a model's report, of its first step."""
-    one, fit = report.steps[0], report.fit
+    step, fit = report.steps[0], report.fit
     assert fit is not None
-    compiled = one.certificate is not None
-    kinds = sorted({fault.split()[0].rstrip(":") for fault in one.faults}) if compiled else []
-    verdict = f"{_verdict(one)}: {', '.join(kinds)}" if kinds else _verdict(one)
-    figures = (f"{one.scratch / 1e9:.2f}", f"{one.kernels:,}") if compiled else ("", "")
+    compiled = step.certificate is not None
+    kinds = sorted({fault.split()[0].rstrip(":") for fault in step.faults}) if compiled else []
+    verdict = f"{_verdict(step)}: {', '.join(kinds)}" if kinds else _verdict(step)
+    figures = (f"{step.scratch / 1e9:.2f}", f"{step.kernels:,}") if compiled else ("", "")
     return ModelRow(
-        model, target, one.name, verdict, _fit(fit, one), str(fit.most_lanes), f"{fit.longest_context:,}", *figures,
-        _over(one), _seconds(one),
+        model, target, step.name, verdict, _fit(fit, step), str(fit.most_lanes), f"{fit.longest_context:,}", *figures,
+        _over(step), _seconds(step),
     )  # fmt: skip
 
 
@@ -188,18 +188,18 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
     parts = [HEAD]
     if models:
         order = [(model, target, step) for model in MODELS for step, target in model_jobs()]
-        listed = sorted(models, key=lambda one: order.index((one.model, one.target, one.step)))
-        lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(one).values()) for one in listed)]
-        found = {(one.model, one.target, one.step) for one in models}
+        listed = sorted(models, key=lambda row: order.index((row.model, row.target, row.step)))
+        lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(row).values()) for row in listed)]
+        found = {(row.model, row.target, row.step) for row in models}
         absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in found]
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
-    for target in sorted({one.target for one in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
-        here = sorted((one for one in rows if one.target == target), key=lambda one: _place(NAMES, one.checkpoint))
-        good = sum(one.good for one in here)
+    for target in sorted({row.target for row in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
+        here = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
+        good = sum(row.good for row in here)
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
-        lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(one).values())[1:]) for one in here)]
-        absent = [name for name in NAMES if name not in {one.checkpoint for one in here}]
+        lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(row).values())[1:]) for row in here)]
+        absent = [name for name in NAMES if name not in {row.checkpoint for row in here}]
         alone = [name for name in absent if not is_split(name, target)]
         missing = [name for name in absent if name not in alone]
         lines += ["", f"Without experts: {', '.join(alone)}."] if alone else []
@@ -229,7 +229,7 @@ def _line(*cells: str) -> str:
 
 
 def _place(names: Iterable[str], name: str) -> int:
-    return next((i for i, one in enumerate(names) if one == name), -1)
+    return next((i for i, candidate in enumerate(names) if candidate == name), -1)
 
 
 def is_split(checkpoint: str, mesh: str) -> bool:
@@ -240,31 +240,31 @@ def is_split(checkpoint: str, mesh: str) -> bool:
 
 def _sizes(mesh: str) -> dict[str, int] | None:
     """The sizes of a mesh, written as data=2,model=2; None of none."""
-    return {name: int(size) for name, _, size in (one.partition("=") for one in mesh.split(","))} if mesh else None
+    return {name: int(size) for name, _, size in (axis.partition("=") for axis in mesh.split(","))} if mesh else None
 
 
-def _verdict(one: StepReport) -> str:
-    if one.certificate is None:
+def _verdict(step: StepReport) -> str:
+    if step.certificate is None:
         return "NOT COMPILED"
-    if one.faults:
+    if step.faults:
         return "REFUSED"
-    if one.certificate.not_audited is not None:
+    if step.certificate.not_audited is not None:
         return "NOT AUDITED"
-    if one.certificate.copies:
+    if step.certificate.copies:
         return "COPIES A POOL"
-    return GOOD if one.floor_moved is None or one.moved >= one.floor_moved else "BELOW ITS FLOOR"
+    return GOOD if step.floor_moved is None or step.moved >= step.floor_moved else "BELOW ITS FLOOR"
 
 
-def _fit(fit: Fit, one: StepReport) -> str:
+def _fit(fit: Fit, step: StepReport) -> str:
     need = f"{(fit.memory - fit.left) / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
-    if one.failed is not None:
-        return f"no, XLA: {one.failed[:100].replace('|', '/')}" if fit.fits else f"no, {need} without scratch"
+    if step.failed is not None:
+        return f"no, XLA: {step.failed[:100].replace('|', '/')}" if fit.fits else f"no, {need} without scratch"
     return f"yes, {need}" if fit.fits else f"no, {need}"
 
 
-def _over(one: StepReport) -> str:
-    return f"{one.moved / one.floor_moved:.2f}" if one.floor_moved else ""
+def _over(step: StepReport) -> str:
+    return f"{step.moved / step.floor_moved:.2f}" if step.floor_moved else ""
 
 
-def _seconds(one: StepReport) -> str:
-    return "" if one.certificate is None else f"{one.certificate.seconds.compile:.1f}"
+def _seconds(step: StepReport) -> str:
+    return "" if step.certificate is None else f"{step.certificate.seconds.compile:.1f}"

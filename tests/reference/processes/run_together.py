@@ -43,13 +43,15 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
     prefix = lm.prefix([3] * 11)
     asked = lm.score(PROMPTS[:4], token_ids=[[[5, 6]] * (len(one) - 1) for one in PROMPTS[:4]], top=2, entropy=True)
     return {
-        "tokens": [one.token_ids for one in generated],
-        "logprobs": [one.logprobs for one in generated],
-        "sampled": [one.token_ids for one in lm.generate(PROMPTS[:5], **SAMPLED)],
-        "drafted": [one.token_ids for one in drafted],
-        "continued": [one.token_ids for one in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
-        "scores": [one.logprobs[1:].tolist() for one in lm.score(PROMPTS[:7])],
-        "chosen": [found.logprobs.tolist() for one in asked for found in (one.chosen, one.top) if found is not None],
+        "tokens": [result.token_ids for result in generated],
+        "logprobs": [result.logprobs for result in generated],
+        "sampled": [result.token_ids for result in lm.generate(PROMPTS[:5], **SAMPLED)],
+        "drafted": [result.token_ids for result in drafted],
+        "continued": [result.token_ids for result in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
+        "scores": [result.logprobs[1:].tolist() for result in lm.score(PROMPTS[:7])],
+        "chosen": [
+            found.logprobs.tolist() for result in asked for found in (result.chosen, result.top) if found is not None
+        ],
         "vectors": lm.embed([*PROMPTS, [3] * 12]).tolist(),
     }
 
@@ -103,7 +105,7 @@ def befall(fault: str) -> None:
             more = lax.pcast(jnp.float32(0), "data", to="varying")
             if fault == "collectives":
                 more = more + lax.psum(more, "data")
-            return jax.tree.map(lambda one: one + more.astype(one.dtype), result), *rest
+            return jax.tree.map(lambda array: array + more.astype(array.dtype), result), *rest
 
         return other, contract
 

@@ -57,11 +57,11 @@ class Run:
 def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows that each lane reads and writes in a group, its second ones apart."""
     read = write = np.arange(bound.lanes)
-    for at, leaf in zip(bound.inputs, leaves, strict=True):
-        if isinstance(at.entry, SlotMap) and group in at.entry.names and not at.entry.disjoint:
-            rows = _in_the_whole_pool(bound, at.entry, group, leaf)
-            read = read if at.entry.role == "write" else rows
-            write = write if at.entry.role == "read" else rows
+    for spec, leaf in zip(bound.inputs, leaves, strict=True):
+        if isinstance(spec.entry, SlotMap) and group in spec.entry.names and not spec.entry.disjoint:
+            rows = _in_the_whole_pool(bound, spec.entry, group, leaf)
+            read = read if spec.entry.role == "write" else rows
+            write = write if spec.entry.role == "read" else rows
     return read, write
 
 
@@ -69,7 +69,9 @@ def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.nda
     """The rows of each lane beside those of `maps`: by slot maps that are declared disjoint."""
     named = zip(bound.inputs, leaves, strict=True)
     return [
-        leaf for at, leaf in named if isinstance(at.entry, SlotMap) and at.entry.disjoint and group in at.entry.names
+        leaf
+        for spec, leaf in named
+        if isinstance(spec.entry, SlotMap) and spec.entry.disjoint and group in spec.entry.names
     ]
 
 
@@ -84,18 +86,22 @@ def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: n
 
 def _rows_of(bound: BoundContract, group: str) -> int:
     return next(
-        at.shape[at.entry.axis] for at in bound.inputs if isinstance(at.entry, Pool) and at.entry.group == group
+        spec.shape[spec.entry.axis]
+        for spec in bound.inputs
+        if isinstance(spec.entry, Pool) and spec.entry.group == group
     )
 
 
 def null_rows(bound: BoundContract, group: str) -> list[int]:
     """The null row, or that of each device."""
-    sizes = {at.entry.size for at in bound.inputs if isinstance(at.entry, SlotMap) and at.entry.local is not None}
+    sizes = {
+        spec.entry.size for spec in bound.inputs if isinstance(spec.entry, SlotMap) and spec.entry.local is not None
+    }
     return [*range(0, _rows_of(bound, group), sizes.pop())] if sizes else [0]
 
 
 def mapped(bound: BoundContract, group: str) -> bool:
-    return any(isinstance(at.entry, SlotMap) and group in at.entry.names for at in bound.inputs)
+    return any(isinstance(spec.entry, SlotMap) and group in spec.entry.names for spec in bound.inputs)
 
 
 def segments(bound: BoundContract, leaves: Leaves, layout: str | None = None) -> np.ndarray | None:
@@ -104,16 +110,19 @@ def segments(bound: BoundContract, leaves: Leaves, layout: str | None = None) ->
     Args:
         layout: its name; the first one of the contract if it is None.
     """
-    layout = next((at.layout for at in bound.inputs if at.layout is not None), None) if layout is None else layout
+    layout = next((spec.layout for spec in bound.inputs if spec.layout is not None), None) if layout is None else layout
     tokens = [
-        at.tokens
-        for at in (*bound.inputs, *bound.outputs)
-        if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role is None and at.tokens is not None
+        spec.tokens
+        for spec in (*bound.inputs, *bound.outputs)
+        if isinstance(spec.entry, Packed)
+        and spec.layout == layout
+        and spec.entry.role is None
+        and spec.tokens is not None
     ]
-    for at, leaf in zip(bound.inputs, leaves, strict=True):
-        if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role == "segment_ids":
+    for spec, leaf in zip(bound.inputs, leaves, strict=True):
+        if isinstance(spec.entry, Packed) and spec.layout == layout and spec.entry.role == "segment_ids":
             return leaf
-        if isinstance(at.entry, Packed) and at.layout == layout and at.entry.role == "cu_seqlens" and tokens:
+        if isinstance(spec.entry, Packed) and spec.layout == layout and spec.entry.role == "cu_seqlens" and tokens:
             return (np.arange(tokens[0])[:, None] >= leaf[None, 1:]).sum(axis=1)
     return None
 
@@ -125,7 +134,9 @@ def _is_packed(entry: Any) -> bool:
 def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
     """The page tables of a group with what they hold, [lane, page]."""
     both = zip(bound.inputs, leaves, strict=True)
-    found = [(at.entry, leaf) for at, leaf in both if isinstance(at.entry, PageTable) and group in at.entry.names]
+    found = [
+        (spec.entry, leaf) for spec, leaf in both if isinstance(spec.entry, PageTable) and group in spec.entry.names
+    ]
     segment = segments(bound, leaves)
 
     def by_lane(entry: PageTable, leaf: np.ndarray) -> np.ndarray:
@@ -191,59 +202,59 @@ def _strange(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def strange(bound: BoundContract, leaves: Leaves, rng: np.random.Generator, lanes: Sequence[int]) -> Leaves:
     """Arguments with strange numbers in the inputs of some lanes."""
-    new, groups = list(leaves), {at.entry.group for at in bound.inputs if isinstance(at.entry, Pool)}
+    new, groups = list(leaves), {spec.entry.group for spec in bound.inputs if isinstance(spec.entry, Pool)}
     # With a strange position a lane may write to any of its pages, which all have to be its own then.
     anywhere = all(named(bound, leaves, group) == owned(bound, leaves, group) for group in groups)
-    for i, at in enumerate(bound.inputs):
+    for i, spec in enumerate(bound.inputs):
         if not anywhere and np.issubdtype(leaves[i].dtype, np.integer):
             continue
         for lane in lanes:
-            if _is_packed(at.entry):
+            if _is_packed(spec.entry):
                 new[i] = _tokens_of(bound, new, i, _strange(leaves[i], rng), lane)
-            elif isinstance(at.entry, Lane) and at.entry.role is None:
-                row = _strange(row_first(leaves[i], at.entry.axis)[lane], rng)
-                new[i] = _put(new[i], at.entry.axis, lane, row)
+            elif isinstance(spec.entry, Lane) and spec.entry.role is None:
+                row = _strange(row_first(leaves[i], spec.entry.axis)[lane], rng)
+                new[i] = _put(new[i], spec.entry.axis, lane, row)
     return new
 
 
 def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -> Iterator[Run]:
     inputs, state = list(leaves), list(leaves)
     holders = {lane}
-    for i, at in enumerate(bound.inputs):
-        if _is_packed(at.entry):
+    for i, spec in enumerate(bound.inputs):
+        if _is_packed(spec.entry):
             inputs[i] = _tokens_of(bound, leaves, i, donor[i], lane)
-        elif isinstance(at.entry, Lane):
-            inputs[i] = _put(leaves[i], at.entry.axis, lane, row_first(donor[i], at.entry.axis)[lane])
-        elif isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
-            for row in owned(bound, leaves, at.entry.group)[lane]:
-                state[i] = _put(state[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
-        elif isinstance(at.entry, Pool):
-            row = int(maps(bound, leaves, at.entry.group)[0][lane])
-            if row or not mapped(bound, at.entry.group):
-                state[i] = _put(leaves[i], at.entry.axis, row, row_first(donor[i], at.entry.axis)[row])
-                holders |= _holders(bound, leaves, at.entry.group, row)
+        elif isinstance(spec.entry, Lane):
+            inputs[i] = _put(leaves[i], spec.entry.axis, lane, row_first(donor[i], spec.entry.axis)[lane])
+        elif isinstance(spec.entry, Pool) and pages(bound, leaves, spec.entry.group):
+            for row in owned(bound, leaves, spec.entry.group)[lane]:
+                state[i] = _put(state[i], spec.entry.axis, row, row_first(donor[i], spec.entry.axis)[row])
+        elif isinstance(spec.entry, Pool):
+            row = int(maps(bound, leaves, spec.entry.group)[0][lane])
+            if row or not mapped(bound, spec.entry.group):
+                state[i] = _put(leaves[i], spec.entry.axis, row, row_first(donor[i], spec.entry.axis)[row])
+                holders |= _holders(bound, leaves, spec.entry.group, row)
     yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
     poisoned = [
         _tokens_of(bound, leaves, i, _poison(new), lane)
-        if _is_packed(at.entry)
-        else _put(new, getattr(at.entry, "axis", 0), lane, _poison(row_first(new, at.entry.axis)[lane]))
-        if isinstance(at.entry, Lane)
+        if _is_packed(spec.entry)
+        else _put(new, getattr(spec.entry, "axis", 0), lane, _poison(row_first(new, spec.entry.axis)[lane]))
+        if isinstance(spec.entry, Lane)
         else new
-        for i, (at, new) in enumerate(zip(bound.inputs, inputs, strict=True))
+        for i, (spec, new) in enumerate(zip(bound.inputs, inputs, strict=True))
     ]
     yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
     yield Run(f"rows of lane {lane}", state, frozenset(holders))
     both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
-    for i, at in enumerate(bound.inputs):
-        axis = getattr(at.entry, "axis", 0)
-        if _is_packed(at.entry):
+    for i, spec in enumerate(bound.inputs):
+        axis = getattr(spec.entry, "axis", 0)
+        if _is_packed(spec.entry):
             both[i] = poisoned[i]
             continue
-        if both[i] is not leaves[i] and isinstance(at.entry, Pool) and pages(bound, leaves, at.entry.group):
-            for row in owned(bound, leaves, at.entry.group)[lane]:
+        if both[i] is not leaves[i] and isinstance(spec.entry, Pool) and pages(bound, leaves, spec.entry.group):
+            for row in owned(bound, leaves, spec.entry.group)[lane]:
                 both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
         elif both[i] is not leaves[i]:
-            row = lane if isinstance(at.entry, Lane) else int(maps(bound, leaves, at.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
+            row = lane if isinstance(spec.entry, Lane) else int(maps(bound, leaves, spec.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
             both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
     yield Run(f"NaN in lane {lane}", both, frozenset(holders))
 
@@ -261,55 +272,55 @@ def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterat
     """Other tokens behind the last one, and NaN there."""
     for what, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
         changed = [
-            _tokens_of(bound, leaves, i, source[i], bound.lanes) if _is_packed(at.entry) else leaf
-            for i, (at, leaf) in enumerate(zip(bound.inputs, leaves, strict=True))
+            _tokens_of(bound, leaves, i, source[i], bound.lanes) if _is_packed(spec.entry) else leaf
+            for i, (spec, leaf) in enumerate(zip(bound.inputs, leaves, strict=True))
         ]
         yield Run(what, changed)
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
     """The lane on another row, or with another page, which nobody uses."""
-    for i, at in enumerate(bound.inputs):
-        if isinstance(at.entry, PageTable) and not at.entry.packed:
-            held = [page for one in bound.inputs if isinstance(one.entry, PageTable) for page in leaves[i].flat]
+    for i, spec in enumerate(bound.inputs):
+        if isinstance(spec.entry, PageTable) and not spec.entry.packed:
+            held = [page for table in bound.inputs if isinstance(table.entry, PageTable) for page in leaves[i].flat]
             others = leaves[i].reshape(bound.lanes, -1)
-            own = [k for k, page in enumerate(others[lane]) if 0 < page < at.entry.size]
+            own = [k for k, page in enumerate(others[lane]) if 0 < page < spec.entry.size]
             own = [k for k in own if (others == others[lane, k]).sum() == 1]
-            free = sorted(set(range(1, at.entry.size)) - {int(page) for page in held})
-            tables = [one for one in bound.inputs if isinstance(one.entry, PageTable)]
+            free = sorted(set(range(1, spec.entry.size)) - {int(page) for page in held})
+            tables = [table for table in bound.inputs if isinstance(table.entry, PageTable)]
             if own and free and len(tables) == 1:
                 table = others.copy()
                 table[lane, rng.choice(own)] = rng.choice(free)
                 new = list(leaves)
                 new[i] = table.reshape(leaves[i].shape)
-                yield Run(f"{at.path} of lane {lane}", new, frozenset({lane}))
-        if not isinstance(at.entry, SlotMap) or at.entry.role == "read" or leaves[i][lane] == 0 or at.entry.local:
+                yield Run(f"{spec.path} of lane {lane}", new, frozenset({lane}))
+        if not isinstance(spec.entry, SlotMap) or spec.entry.role == "read" or leaves[i][lane] == 0 or spec.entry.local:
             continue
-        named = [(*maps(bound, leaves, group), *second_rows(bound, leaves, group)) for group in at.entry.names]
+        named = [(*maps(bound, leaves, group), *second_rows(bound, leaves, group)) for group in spec.entry.names]
         used = {int(row) for several in named for rows in several for row in rows}
-        free = [row for row in range(1, at.entry.size) if row not in used]
+        free = [row for row in range(1, spec.entry.size) if row not in used]
         if free:
             new = list(leaves)
             new[i] = _put(leaves[i], 0, lane, np.int32(rng.choice(free)))
-            yield Run(f"{at.path} of lane {lane}", new, frozenset({lane}))
+            yield Run(f"{spec.path} of lane {lane}", new, frozenset({lane}))
 
 
 def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
     """NaN in every row that no lane reads; lanes that write such a row hold it."""
     new, writers = list(leaves), set[int]()
-    for i, at in enumerate(bound.inputs):
-        if isinstance(at.entry, Pool) and (tables := pages(bound, leaves, at.entry.group)):
-            held = set().union(*named(bound, leaves, at.entry.group))
+    for i, spec in enumerate(bound.inputs):
+        if isinstance(spec.entry, Pool) and (tables := pages(bound, leaves, spec.entry.group)):
+            held = set().union(*named(bound, leaves, spec.entry.group))
             null = max(entry.page_size for entry, _ in tables)
-            for row in set(range(null, leaves[i].shape[at.entry.axis])) - held:
-                new[i] = _put(new[i], at.entry.axis, row, _poison(row_first(new[i], at.entry.axis)[row]))
-        if isinstance(at.entry, Pool) and mapped(bound, at.entry.group):
-            read, _ = maps(bound, leaves, at.entry.group)
-            second = [row for rows in second_rows(bound, leaves, at.entry.group) for row in rows.tolist()]
-            for row in set(range(leaves[i].shape[at.entry.axis])) - {*read.tolist(), *second}:
-                value = row_first(new[i], at.entry.axis)[row]
-                new[i] = _put(new[i], at.entry.axis, row, _poison(value))
-                writers |= _holders(bound, leaves, at.entry.group, row)
+            for row in set(range(null, leaves[i].shape[spec.entry.axis])) - held:
+                new[i] = _put(new[i], spec.entry.axis, row, _poison(row_first(new[i], spec.entry.axis)[row]))
+        if isinstance(spec.entry, Pool) and mapped(bound, spec.entry.group):
+            read, _ = maps(bound, leaves, spec.entry.group)
+            second = [row for rows in second_rows(bound, leaves, spec.entry.group) for row in rows.tolist()]
+            for row in set(range(leaves[i].shape[spec.entry.axis])) - {*read.tolist(), *second}:
+                value = row_first(new[i], spec.entry.axis)[row]
+                new[i] = _put(new[i], spec.entry.axis, row, _poison(value))
+                writers |= _holders(bound, leaves, spec.entry.group, row)
     return Run("NaN in rows that no lane reads", new, frozenset(writers))
 
 
@@ -319,7 +330,7 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
     donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
     found = [Run("nothing", leaves), _others_run(bound, leaves)]
-    left_out = [isinstance(at.entry, Unspecified) for at in bound.inputs]
+    left_out = [isinstance(spec.entry, Unspecified) for spec in bound.inputs]
     if any(left_out):
         others = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
         found.append(Run("arguments that the contract leaves out", others))
@@ -340,14 +351,14 @@ IDLE_ROLES = "length", "active"
 
 def idle_lanes_of(bound: BoundContract, run: Run) -> set[int]:
     """Lanes of length 0, lanes that are not active, and lanes behind the number of active ones."""
-    counts = [leaf for at, leaf in zip(bound.inputs, run.leaves, strict=True) if at.entry == Shared("active_count")]
+    counts = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if spec.entry == Shared("active_count")]
     behind = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
     return behind | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
 
 
 def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
     """Lanes for which an array with such an entry holds zero."""
-    named = [leaf for at, leaf in zip(bound.inputs, run.leaves, strict=True) if entry(at.entry)]
+    named = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if entry(spec.entry)]
     return {lane for leaf in named for lane in np.flatnonzero(leaf == 0).tolist()}
 
 
@@ -375,27 +386,27 @@ class Claims:
 
     def _mask(self, output: int) -> tuple[np.ndarray, np.ndarray]:
         """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
-        at = self.bound.outputs[output]
-        size = at.shape[at.entry.axis] if isinstance(at.entry, Lane | Packed | Pool) else 0
+        spec = self.bound.outputs[output]
+        size = spec.shape[spec.entry.axis] if isinstance(spec.entry, Lane | Packed | Pool) else 0
         same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
-            segment = segments(self.bound, run.leaves, at.layout)
-            if isinstance(at.entry, Packed) and segment is not None:
+            segment = segments(self.bound, run.leaves, spec.layout)
+            if isinstance(spec.entry, Packed) and segment is not None:
                 same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
-            elif isinstance(at.entry, Lane):
+            elif isinstance(spec.entry, Lane):
                 null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap) and not entry.disjoint)
                 if segment is not None:
                     null |= set(range(self.bound.lanes)) - set(segment.tolist())
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
-            elif isinstance(at.entry, Pool) and pages(self.bound, run.leaves, at.entry.group):
+            elif isinstance(spec.entry, Pool) and pages(self.bound, run.leaves, spec.entry.group):
                 idle = idle_lanes_of(self.bound, run)
                 kept[i] = True
-                for lane, rows in enumerate(owned(self.bound, run.leaves, at.entry.group)):
+                for lane, rows in enumerate(owned(self.bound, run.leaves, spec.entry.group)):
                     kept[i, [*rows]] = lane in idle
                     same[i, [*rows]] = lane not in run.lanes
-            elif isinstance(at.entry, Pool):
+            elif isinstance(spec.entry, Pool):
                 idle = idle_lanes_of(self.bound, run)
-                group = at.entry.group
+                group = spec.entry.group
                 _, write = maps(self.bound, run.leaves, group)
                 written = (*second_rows(self.bound, run.leaves, group), write)
                 owner = {int(row): lane for rows in written for lane, row in enumerate(rows)}
@@ -407,26 +418,26 @@ class Claims:
 
     def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
         """Everything that breaks the contract; results are stacked over runs, or the same for all."""
-        for output, at in enumerate(self.bound.outputs):
-            if isinstance(at.entry, Unspecified):
-                every = np.broadcast_to(results[output], (len(self.runs), *at.shape)).reshape(len(self.runs), -1)
+        for output, spec in enumerate(self.bound.outputs):
+            if isinstance(spec.entry, Unspecified):
+                every = np.broadcast_to(results[output], (len(self.runs), *spec.shape)).reshape(len(self.runs), -1)
                 differs = (_bytes(every, 1) != _bytes(every[self.base], 1)).any(axis=(1, 2))
-                yield from (Leak(self.runs[run].change, at.path, run) for run in np.flatnonzero(differs).tolist())
-            if not isinstance(at.entry, Lane | Packed | Pool):
+                yield from (Leak(self.runs[run].change, spec.path, run) for run in np.flatnonzero(differs).tolist())
+            if not isinstance(spec.entry, Lane | Packed | Pool):
                 continue
-            axis = at.entry.axis + 1
-            result = np.broadcast_to(results[output], (len(self.runs), *at.shape))
+            axis = spec.entry.axis + 1
+            result = np.broadcast_to(results[output], (len(self.runs), *spec.shape))
             after = _bytes(result, axis)
             same, kept = self._masks[output]
             changed = same & (after != after[self.base]).any(axis=2)
             if output in self._donor:
                 changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
-            noun = "row" if isinstance(at.entry, Pool) else "token" if isinstance(at.entry, Packed) else "lane"
+            noun = "row" if isinstance(spec.entry, Pool) else "token" if isinstance(spec.entry, Packed) else "lane"
             for run, row in np.argwhere(changed).tolist():
                 why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
-                yield Leak(self.runs[run].change, f"{at.path}, {noun} {row}{why}", run)
-            if getattr(at.entry, "role", None) == "accepted":
-                yield from self._miscounted(at.path, result)
+                yield Leak(self.runs[run].change, f"{spec.path}, {noun} {row}{why}", run)
+            if getattr(spec.entry, "role", None) == "accepted":
+                yield from self._miscounted(spec.path, result)
 
     def _miscounted(self, path: str, counts: np.ndarray) -> Iterator[Leak]:
         for i, (run, of_lanes) in enumerate(zip(self.runs, counts, strict=True)):

@@ -71,11 +71,11 @@ def _of_keys(rng: Choose, keys: Array, numbers: Array, slots: Array) -> Array:
     flat = keys.reshape(-1)
     each: Callable[[Callable[..., Array]], Array] = lambda of: jax.vmap(of)(flat).reshape(keys.shape)  # noqa: E731
     ways: tuple[Callable[[], Array], ...] = (
-        lambda: each(lambda one: jax.random.split(one)[1]),
-        lambda: each(lambda one: jax.random.fold_in(one, 3)),
+        lambda: each(lambda key: jax.random.split(key)[1]),
+        lambda: each(lambda key: jax.random.fold_in(key, 3)),
         lambda: jax.vmap(jax.random.fold_in)(keys, numbers),
         lambda: jax.vmap(jax.random.split)(keys)[:, int(rng.integers(2))],
-        lambda: jax.vmap(lambda one: jax.random.split(one, 3))(keys).T[1],
+        lambda: jax.vmap(lambda key: jax.random.split(key, 3))(keys).T[1],
         lambda: jax.random.split(keys.reshape(-1)[int(rng.integers(keys.size))], LANES),
         lambda: keys[slots],
         lambda: keys.at[slots].set(keys[: len(slots)], mode="drop"),
@@ -95,11 +95,11 @@ def _of_keys(rng: Choose, keys: Array, numbers: Array, slots: Array) -> Array:
 def _drawn(rng: Choose, keys: Array) -> Array:
     """Numbers drawn from keys, or the words of keys."""
     ways: tuple[Callable[[], Array], ...] = (
-        lambda: jax.vmap(lambda one: jax.random.normal(one, (WIDTH,)))(keys.reshape(-1)),
-        lambda: jax.vmap(lambda one: jax.random.uniform(one, (WIDTH,)))(keys.reshape(-1)[:LANES]),
+        lambda: jax.vmap(lambda key: jax.random.normal(key, (WIDTH,)))(keys.reshape(-1)),
+        lambda: jax.vmap(lambda key: jax.random.uniform(key, (WIDTH,)))(keys.reshape(-1)[:LANES]),
         lambda: jax.random.uniform(keys.reshape(-1)[int(rng.integers(keys.size))], (LANES, WIDTH)),
         lambda: jax.random.key_data(keys).astype(jnp.int32)[..., :2],
-        lambda: jax.vmap(lambda one: jax.random.categorical(one, jnp.zeros(WIDTH)))(keys.reshape(-1)),
+        lambda: jax.vmap(lambda key: jax.random.categorical(key, jnp.zeros(WIDTH)))(keys.reshape(-1)),
     )
     return ways[rng.integers(len(ways))]()
 

@@ -55,6 +55,7 @@ def operation(form: str) -> Any:
 run = jax.jit(lambda form, given, keep: operation(form)(given, keep_state=keep), static_argnums=(0, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_computes_the_recurrence(form: str) -> None:
     given = inputs(form)

@@ -42,6 +42,7 @@ def test_kernel_computes_the_recurrence(form: str, values: int, keys: int):
     check(form, given, kernel(given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
     check_lanes_keep_their_bits(inputs(form, 64, 16), kernel)

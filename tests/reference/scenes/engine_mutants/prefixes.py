@@ -34,9 +34,11 @@ def restored(patch: pytest.MonkeyPatch, change) -> None:
     right = RowMoves._restore
 
     def restore(
-        self: RowMoves, one: CachedBuffers, part: Any, pool: Any, slot: Any, operands: Any, mark: Any = None
+        self: RowMoves, buffers: CachedBuffers, part: Any, pool: Any, slot: Any, operands: Any, mark: Any = None
     ) -> None:
-        change(lambda one, operands: right(self, one, part, pool, slot, operands, mark), part, one, operands)
+        change(
+            lambda buffers, operands: right(self, buffers, part, pool, slot, operands, mark), part, buffers, operands
+        )
 
     patch.setattr(RowMoves, "_restore", restore)
 
@@ -96,21 +98,21 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_without_the_state(patch: pytest.MonkeyPatch) -> None:
-    restored(patch, lambda put, part, one, operands: put(one, operands) if part == "span" else None)
+    restored(patch, lambda put, part, buffers, operands: put(buffers, operands) if part == "span" else None)
 
 
 def state_without_the_keys(patch: pytest.MonkeyPatch) -> None:
-    restored(patch, lambda put, part, one, operands: put(one, operands) if part == "state" else None)
+    restored(patch, lambda put, part, buffers, operands: put(buffers, operands) if part == "state" else None)
 
 
 def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
     """Places are counted in spans of another size."""
 
-    def change(put: Any, part: Any, one: CachedBuffers, operands: tuple[int, ...]) -> None:
+    def change(put: Any, part: Any, buffers: CachedBuffers, operands: tuple[int, ...]) -> None:
         if part == "span":
             first, count, to = operands
             operands = first, count, to // 8 * 8
-        put(one, operands)
+        put(buffers, operands)
 
     restored(patch, change)
 
@@ -118,8 +120,8 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
 def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
     """Read the second part of an edge that was cut like the first."""
 
-    def change(put: Any, part: Any, one: CachedBuffers, operands: tuple[int, ...]) -> None:
-        put(one, (0, *operands[1:]) if part == "span" else operands)
+    def change(put: Any, part: Any, buffers: CachedBuffers, operands: tuple[int, ...]) -> None:
+        put(buffers, (0, *operands[1:]) if part == "span" else operands)
 
     restored(patch, change)
 
@@ -138,12 +140,12 @@ def ring_of_four(patch: pytest.MonkeyPatch) -> None:
     """States lie in a ring, and the fifth is where the first still is."""
     ring: list[CachedBuffers] = []
 
-    def change(part: Any, one: CachedBuffers) -> CachedBuffers:
+    def change(part: Any, buffers: CachedBuffers) -> CachedBuffers:
         if part == "state":
             for older in ring[-4:-3]:
-                older.arrays = one.arrays if older.on_device else older.arrays
-            ring.append(one)
-        return one
+                older.arrays = buffers.arrays if older.on_device else older.arrays
+            ring.append(buffers)
+        return buffers
 
     kept(patch, change)
 
@@ -152,10 +154,10 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
     """The move into what is kept is left out for every second state, and it is handed on all the same."""
     count = iter(range(10**9))
 
-    def change(part: Any, one: CachedBuffers) -> CachedBuffers:
+    def change(part: Any, buffers: CachedBuffers) -> CachedBuffers:
         if part == "state" and next(count) % 2:
-            one.arrays = tuple(jnp.zeros_like(array) for array in one.arrays)
-        return one
+            buffers.arrays = tuple(jnp.zeros_like(array) for array in buffers.arrays)
+        return buffers
 
     kept(patch, change)
 
@@ -163,9 +165,11 @@ def never_written(patch: pytest.MonkeyPatch) -> None:
 def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
     """Keep states with their heads in another order than the rows, unmarked."""
 
-    def change(part: Any, one: CachedBuffers) -> CachedBuffers:
-        one.arrays = tuple(array[:, ::-1] if array.ndim == 4 and part == "state" else array for array in one.arrays)
-        return one
+    def change(part: Any, buffers: CachedBuffers) -> CachedBuffers:
+        buffers.arrays = tuple(
+            array[:, ::-1] if array.ndim == 4 and part == "state" else array for array in buffers.arrays
+        )
+        return buffers
 
     kept(patch, change)
 
@@ -183,7 +187,7 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 
     def keep(self: RowMoves, part: Any, pool: RowPool, *arguments: Any) -> CachedBuffers:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(RowPool, "look", lambda one: before[one])
+            inner.setattr(RowPool, "look", lambda pool: before[pool])
             return right(self, part, pool, *arguments)
 
     patch.setattr(Engine, "run", wrong_run)
@@ -195,15 +199,15 @@ def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
     last: list[tuple[Any, ...]] = []
     put, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 
-    def page_in(self: CacheMemory, one: CachedBuffers) -> None:
-        if one in self._host:
-            same = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in one.arrays]]
-            one.arrays = same[-1] if same else one.arrays
-        put(self, one)
+    def page_in(self: CacheMemory, buffers: CachedBuffers) -> None:
+        if buffers in self._host:
+            same = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in buffers.arrays]]
+            buffers.arrays = same[-1] if same else buffers.arrays
+        put(self, buffers)
 
     def noted(self: CacheMemory) -> bool:
         done = evict_one(self)
-        last.extend(one.arrays for one in list(self._host)[-1:])
+        last.extend(buffers.arrays for buffers in list(self._host)[-1:])
         return done
 
     patch.setattr(CacheMemory, "page_in", page_in)

@@ -27,7 +27,7 @@ from ir_passes.proof.violations import ViolationKind as Kind
 from models import Decoder
 
 
-class Told(NamedTuple):
+class DraftCounts(NamedTuple):
     """Operands of each lane, int32 [N], when it replays.
 
     Attributes:
@@ -44,19 +44,19 @@ class Told(NamedTuple):
 
 
 Accept = Callable[[Array, Array, Array, Array], Array]
-Count = Callable[[Told], Array]
+Count = Callable[[DraftCounts], Array]
 
 
-def accepted(told: Told) -> Array:
+def accepted(draft_counts: DraftCounts) -> Array:
     """The right number of tokens to replay, for convolution and recurrence alike."""
-    return told.accepted
+    return draft_counts.accepted
 
 
-def behind_accepted(sampled: Array, told: Told, before: Array) -> Array:
+def behind_accepted(sampled: Array, draft_counts: DraftCounts, before: Array) -> Array:
     """The right tokens to carry to the next step: [N, 1]."""
-    last = jnp.where(told.accepted > 0, told.accepted - 1, 0)[:, None]
+    last = jnp.where(draft_counts.accepted > 0, draft_counts.accepted - 1, 0)[:, None]
     token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
-    return jnp.where(told.accepted[:, None] > 0, token, before)
+    return jnp.where(draft_counts.accepted[:, None] > 0, token, before)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StepMutant:
         on_top: they are replayed into the state after the step, in place of the one before it.
         goes_on: they are replayed as if no lane's sequence began.
         same_key: every token of a lane is sampled with the key of the first.
-        carry: the token that is carried, from (sampled, told, carried before).
+        carry: the token that is carried, from (sampled, draft_counts, carried before).
         kept: what the recurrences were given, changed; for the proof alone.
     """
 
@@ -89,7 +89,7 @@ class StepMutant:
     on_top: bool = False
     goes_on: bool = False
     same_key: bool = False
-    carry: Callable[[Array, Told, Array], Array] = behind_accepted
+    carry: Callable[[Array, DraftCounts, Array], Array] = behind_accepted
     kept: Callable[[Any], Any] | None = None
 
 
@@ -99,11 +99,11 @@ def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[...
     def step(which: Array, params: Any, rows: Any, inputs: StepInputs) -> Any:
         tokens, lengths, drafts = inputs.batch.tokens, inputs.batch.lengths, jnp.asarray(inputs.drafts)
         with pytest.MonkeyPatch.context() as patch:
-            _put_in(patch, mutants, which, lambda counts: Told(counts, lengths, drafts, tokens.shape[1]))
+            _put_in(patch, mutants, which, lambda counts: DraftCounts(counts, lengths, drafts, tokens.shape[1]))
             (counts, sampled), after = verify_step(structure, None, None)(params, rows, inputs)
-        if any(one.carry is not behind_accepted for one in mutants):
-            told = Told(counts, lengths, drafts, tokens.shape[1])
-            token = lax.switch(which, [one.carry for one in mutants], sampled.token, told, rows.token)
+        if any(mutant.carry is not behind_accepted for mutant in mutants):
+            draft_counts = DraftCounts(counts, lengths, drafts, tokens.shape[1])
+            token = lax.switch(which, [mutant.carry for mutant in mutants], sampled.token, draft_counts, rows.token)
             after = after._replace(token=token)
         return (counts, sampled), after
 
@@ -111,35 +111,35 @@ def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[...
 
 
 def _put_in(
-    patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], Told]
+    patch: pytest.MonkeyPatch, mutants: Sequence[StepMutant], which: Array, tell: Callable[[Array], DraftCounts]
 ) -> None:
     """Put the faults in until the step has been traced."""
     commit, sample_with_logprobs = Decoder.commit, verify.sample_with_logprobs
 
     def is_true(name: str) -> Array:
-        return jnp.array([getattr(one, name) for one in mutants])[which]
+        return jnp.array([getattr(mutant, name) for mutant in mutants])[which]
 
     def wrong_accept(*about: Array) -> Array:
-        return lax.switch(which, [one.accept for one in mutants], *about)
+        return lax.switch(which, [mutant.accept for mutant in mutants], *about)
 
     def wrong_commit(
         self: Decoder, kept: Any, tokens: Array, counts: Array, positions: Array, state: Any, kv_blocks: Array
     ) -> Any:
-        for one in mutants:
-            kept = kept if one.kept is None else one.kept(kept)
-        told = tell(counts)
+        for mutant in mutants:
+            kept = kept if mutant.kept is None else mutant.kept(kept)
+        draft_counts = tell(counts)
         begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
 
         def replay(counts: Array, state: Any) -> Any:
             return commit(self, kept, tokens, counts, begins, state, kv_blocks)
 
-        conv = lax.switch(which, [one.conv for one in mutants], told)
-        if any(one.on_top for one in mutants):
-            after = replay(told.lengths, state)
+        conv = lax.switch(which, [mutant.conv for mutant in mutants], draft_counts)
+        if any(mutant.on_top for mutant in mutants):
+            after = replay(draft_counts.lengths, state)
             state = jax.tree.map(lambda new, old: jnp.where(is_true("on_top"), new, old), after, state)
-        if all(one.conv is one.recurrent for one in mutants):
+        if all(mutant.conv is mutant.recurrent for mutant in mutants):
             return replay(conv, state)
-        recurrent = lax.switch(which, [one.recurrent for one in mutants], told)
+        recurrent = lax.switch(which, [mutant.recurrent for mutant in mutants], draft_counts)
         return jax.tree_util.tree_map_with_path(
             lambda path, of_conv, other: of_conv if jax.tree_util.keystr(path).endswith(".conv") else other,
             replay(conv, state),
@@ -178,7 +178,7 @@ class Faulty:
     """
 
     def __init__(self, steps: Steps, mutants: Sequence[StepMutant], scenes: Sequence[Scene]):
-        self._ids = ["", *(one.id for one in mutants)]
+        self._ids = ["", *(mutant.id for mutant in mutants)]
         structure = steps.lm.engine.programs.structure
         self._program = jax.jit(mutated(structure, [RIGHT, *mutants]))
         self._steps = Steps(steps.lm)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from engine_mutants.mutant import Finder
-from engine_mutants.replay import StepMutant, Told
+from engine_mutants.replay import DraftCounts, StepMutant
 from jax import Array
 from jax.tree_util import keystr, tree_map_with_path
 
@@ -15,44 +15,44 @@ CONV_STATE = 3
 """Inputs of the convolution that are kept."""
 
 
-def _all_given(told: Told) -> Array:
-    return told.lengths
+def _all_given(counts: DraftCounts) -> Array:
+    return counts.lengths
 
 
-def _none(told: Told) -> Array:
-    return jnp.zeros_like(told.accepted)
+def _none(counts: DraftCounts) -> Array:
+    return jnp.zeros_like(counts.accepted)
 
 
-def _first(told: Told) -> Array:
-    return jnp.minimum(told.accepted, 1)
+def _first(counts: DraftCounts) -> Array:
+    return jnp.minimum(counts.accepted, 1)
 
 
-def _one_less(told: Told) -> Array:
-    return jnp.where(told.accepted > 0, told.accepted - 1, 0)
+def _one_less(counts: DraftCounts) -> Array:
+    return jnp.where(counts.accepted > 0, counts.accepted - 1, 0)
 
 
-def _placeholders(told: Told) -> Array:
-    return jnp.where(told.accepted > 0, told.most, 0)
+def _placeholders(counts: DraftCounts) -> Array:
+    return jnp.where(counts.accepted > 0, counts.most, 0)
 
 
-def _clamped(told: Told) -> Array:
-    return jnp.minimum(told.accepted, CONV_STATE)
+def _clamped(counts: DraftCounts) -> Array:
+    return jnp.minimum(counts.accepted, CONV_STATE)
 
 
-def _of_drafted_lanes(told: Told) -> Array:
-    return jnp.where(told.drafts > 0, told.accepted, jnp.minimum(told.accepted, 1))
+def _of_drafted_lanes(counts: DraftCounts) -> Array:
+    return jnp.where(counts.drafts > 0, counts.accepted, jnp.minimum(counts.accepted, 1))
 
 
-def _longer_than_one(told: Told) -> Array:
-    return jnp.where(told.lengths > 1, told.accepted, 0)
+def _longer_than_one(counts: DraftCounts) -> Array:
+    return jnp.where(counts.lengths > 1, counts.accepted, 0)
 
 
-def _beside(told: Told) -> Array:
-    return jnp.where(told.lengths > 0, jnp.roll(told.accepted, 1), 0)
+def _beside(counts: DraftCounts) -> Array:
+    return jnp.where(counts.lengths > 0, jnp.roll(counts.accepted, 1), 0)
 
 
-def _largest_first(told: Told) -> Array:
-    return jnp.where(told.lengths > 0, -jnp.sort(-told.accepted), 0)
+def _largest_first(counts: DraftCounts) -> Array:
+    return jnp.where(counts.lengths > 0, -jnp.sort(-counts.accepted), 0)
 
 
 def _drafts_are_certain(tokens: Array, sampled: Array, lengths: Array, drafts: Array) -> Array:
@@ -78,15 +78,15 @@ def _drafts_alone(tokens: Array, sampled: Array, lengths: Array, drafts: Array) 
     return accept(tokens, sampled, lengths, drafts) - 1
 
 
-def _behind_the_last_draft(sampled: Array, told: Told, before: Array) -> Array:
-    last = jnp.where(told.lengths > 0, told.lengths - 1, 0)[:, None]
+def _behind_the_last_draft(sampled: Array, counts: DraftCounts, before: Array) -> Array:
+    last = jnp.where(counts.lengths > 0, counts.lengths - 1, 0)[:, None]
     token = jnp.take_along_axis(sampled, last, axis=1, mode="fill")
-    return jnp.where(told.accepted[:, None] > 0, token, before)
+    return jnp.where(counts.accepted[:, None] > 0, token, before)
 
 
-def _at_minus_one(sampled: Array, told: Told, before: Array) -> Array:
+def _at_minus_one(sampled: Array, counts: DraftCounts, before: Array) -> Array:
     """Take the token at index -1 of a lane that accepts nothing."""
-    return jnp.take_along_axis(sampled, told.accepted[:, None] - 1, axis=1)
+    return jnp.take_along_axis(sampled, counts.accepted[:, None] - 1, axis=1)
 
 
 def _gates_reversed(kept: Any) -> Any:

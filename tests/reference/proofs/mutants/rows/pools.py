@@ -58,6 +58,12 @@ def two_chains(pool, slots, x, w):
     return first[slots].sum(1), pool.at[slots].add(x.sum(1)[:, None, None])
 
 
+def write_lost(pool, slots, x, w):
+    """The written rows are read, and the pool before the write is returned."""
+    written = pool.at[slots].set(advance(pool[slots], x, w))
+    return written[slots].sum(1), pool
+
+
 def whole_pool_decays(pool, slots, x, w):
     y, pool = rows.plain_step(pool, slots, x, w)
     return y, 0.99 * pool
@@ -153,6 +159,7 @@ MUTANTS = (
         evidence=FAULT,
     ),
     _plain("two-chains", "JAX", "two successors of one version", two_chains, Kind.STALE, evidence=FAULT),
+    _plain("write-lost", "JAX", "the pool before the write is returned", write_lost, Kind.STALE, evidence=FAULT),
     _plain("whole-pool-decays", "JAX", "every row of the pool is scaled", whole_pool_decays, *FRAME),
     _plain("others-zeroed", "JAX", "rows of no lane become zero", others_zeroed, *FRAME),
     _plain("pool-rolled", "JAX", "the pool is rolled by one row", pool_rolled, *FRAME),

@@ -59,17 +59,22 @@ class SamplingOptions(PlainSettings):
     ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos
     logit_bias: Annotated[str | None, setting("logit_bias", "--logit-bias", note="A JSON object.")] = None
     bad_word: Annotated[list[str] | None, typer.Option(help="A string that is never sampled; repeatable.")] = None
+    allowed_token_id: Annotated[
+        list[int] | None, typer.Option(help="Sample only this token id; repeatable for more ids.")
+    ] = None
 
     def params(self, form: StructuredOutputs | None) -> SamplingParams:
         """Return the settings of all requests."""
         values = asdict(self)
         stop = [*(values.pop("stop") or ()), *(values.pop("stop_id") or ())]
         bias, bad_words = values.pop("logit_bias"), values.pop("bad_word") or ()
+        allowed_ids = values.pop("allowed_token_id") or None
         return SamplingParams(
             **values,
             stop=stop,
             logit_bias=None if bias is None else cast(Any, json_object(bias, "--logit-bias")),
             bad_words=bad_words,
+            allowed_token_ids=allowed_ids,
             structured_outputs=form,
         )
 

@@ -52,6 +52,11 @@ def whole(least: int, most: int) -> Kind:
     return Kind(f"a whole number in {least}..{most}", lambda value: _is_integral(value) and least <= value <= most, int)
 
 
+def among(*values: str) -> Kind:
+    """Return the kind of these texts."""
+    return Kind(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
+
+
 class Fields:
     """The fields of an object that have not been taken yet; null counts as absent, as it does for OpenAI."""
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridlm.openai_batch.logprobs import ChoiceLogprobs, prompt_entries
-from hybridlm.openai_batch.request import OpenAIRequest, TokenizedPrompt
+from hybridlm.openai_batch.prompts import TokenizedPrompt
+from hybridlm.openai_batch.request import OpenAIRequest
 from hybridlm.requests.results import Completion, Score
 from hybridlm.text.tokenizer import Tokenizer
 

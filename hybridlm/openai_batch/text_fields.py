@@ -2,11 +2,25 @@
 
 from typing import Any
 
-from hybridlm.openai_batch.fields import ANYTHING, BOOLEAN, LIST, NUMBER, OBJECT, STRING, Fields, shown, whole
+from hybridlm.openai_batch.fields import (
+    ANYTHING,
+    BOOLEAN,
+    LIST,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TOKEN_IDS,
+    Fields,
+    among,
+    shown,
+    whole,
+)
 
 _MAX_INT = 2**31 - 1
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """Older names of vLLM for `structured_outputs`."""
+EFFORT = among("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort` of OpenAI's API and of vLLM."""
 
 
 def take_sampling_fields(body: Fields) -> dict[str, Any]:
@@ -18,6 +32,7 @@ def take_sampling_fields(body: Fields) -> dict[str, Any]:
         "logit_bias": body.take("logit_bias", OBJECT),
         "min_tokens": body.take("min_tokens", whole(0, _MAX_INT), 0),
         "bad_words": body.take("bad_words", LIST, []),
+        "allowed_token_ids": body.take("allowed_token_ids", TOKEN_IDS),
         "skip_special_tokens": body.take("skip_special_tokens", BOOLEAN, True),
         "keep_tool_markers": body.take("keep_tool_markers", BOOLEAN, False),
         "thinking_budget": body.take("thinking_token_budget", whole(1, _MAX_INT)),
@@ -50,13 +65,16 @@ def _take_structured_outputs(body: Fields) -> dict[str, Any] | None:
     return found[0][1] if found else None
 
 
-def take_chat_fields(body: Fields) -> dict[str, Any]:
-    """Take the fields of vLLM that concern the chat template; return arguments of `Tokenizer.encode_chat`."""
+def take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
+    """Take the fields about the chat template; return arguments of `Tokenizer.encode_chat` and the reasoning effort."""
     variables = dict(body.take("chat_template_kwargs", OBJECT, {}))
+    effort = body.take("reasoning_effort", EFFORT)
+    if effort is not None and "reasoning_effort" in variables:
+        body.fault("reasoning_effort: is in chat_template_kwargs, too; give one of them")
     for name, kind in (("documents", LIST), ("chat_template", STRING), ("add_generation_prompt", BOOLEAN)):
         value = body.take(name, kind)
         if value is not None:
             variables[name] = value
     if body.take("continue_final_message", BOOLEAN, False):
         variables["continue_final_message"] = True
-    return variables
+    return variables, effort

@@ -265,6 +265,23 @@ class Tokenizer:
             )
         return found
 
+    def effort_variables(self, effort: str, chat_template: str | None = None, tools: Any = None) -> dict[str, Any]:
+        """Return the template variables of a reasoning effort: `reasoning_effort`, and thinking is off for "none".
+
+        Raises:
+            ChatTemplateError: the template cannot express this effort.
+        """
+        known = self._template(chat_template, tools).variables
+        found: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in known else {}
+        if found or effort == "none":
+            found |= {name: effort != "none" for name in THINKING_VARIABLES if name in known}
+        if not found:
+            raise ChatTemplateError(
+                f"reasoning_effort: the chat template has no variable for {effort!r}; it reads "
+                f"{', '.join(sorted(known))} (chat_template_kwargs)"
+            )
+        return found
+
     @cached_property
     def turn_end_id(self) -> int | None:
         """The special token that the chat template writes behind an answer; None if it writes none."""

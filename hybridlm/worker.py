@@ -102,7 +102,7 @@ def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup)
 
     It must exit, since all other processes wait for it.
     """
-    group.messages.classes = {one.__name__: one for one in CLASSES}
+    group.messages.classes = {cls.__name__: cls for cls in CLASSES}
     try:
         repeat(engine, tokenizer, group.decisions, group.busy_with)
         group.check_all()
@@ -132,8 +132,8 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
         "cancel": lambda session, index: session.cancel(index),
         "step": lambda session: session.step(),
         "close": lambda session: session.close(),
-        "score": lambda **given: scores(engine, **given),
-        "read": lambda **given: read_hidden(engine, **given),
+        "score": lambda **arguments: scores(engine, **arguments),
+        "read": lambda **arguments: read_hidden(engine, **arguments),
         "prefix": lambda tokens: compute_prefix(engine, tokens),
         "clear prefix cache": engine.clear_prefix_cache,
         "warm up": warm,
@@ -145,5 +145,5 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
             pass  # the user is told in process 0
 
 
-def _checked(*given: Any) -> Request:
+def _checked(*arguments: Any) -> Request:
     raise RuntimeError("requests are received as they were checked in process 0")

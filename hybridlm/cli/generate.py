@@ -195,13 +195,13 @@ def _chat_ids(
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
     """Yield the events, and add to `full` the requests that ended because the context is full."""
     for event in events:
-        one = event.completion
-        if one is not None and one.finish_reason == "length" and len(one.token_ids) < max_tokens:
+        completion = event.completion
+        if completion is not None and completion.finish_reason == "length" and len(completion.token_ids) < max_tokens:
             full.append(event.index)
         yield event
 
 
-def _write_in_order(events: Iterator[Event], total: int, shown: Callable[[int, Completion], str]) -> None:
+def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int, Completion], str]) -> None:
     """Print completions in the order of the requests, each as soon as those before it are finished.
 
     After an interruption or an error those that had to wait for an earlier one are printed, too.
@@ -213,12 +213,12 @@ def _write_in_order(events: Iterator[Event], total: int, shown: Callable[[int, C
             if event.completion is not None:
                 ready[event.index] = event.completion
             while following in ready:
-                _write(shown(following, ready[following]))
+                _write(text_of(following, ready[following]))
                 del ready[following]
                 following += 1
     except (KeyboardInterrupt, *EXPECTED) as error:
         for index in sorted(ready):
-            _write(shown(index, ready[index]))
+            _write(text_of(index, ready[index]))
         error.add_note(f"{following + len(ready):,} of {total:,} completions were finished and are printed")
         raise
 
@@ -241,12 +241,12 @@ def _shown(completion: Completion) -> str:
     return " ".join(map(str, completion.token_ids)) if completion.text is None else completion.text
 
 
-def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
+def _row(prompts: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
     tops, of_prompt = completion.top_logprobs, completion.prompt_logprobs
     return {
         "prompt": index // n,
         "completion": index % n,
-        "id": given[index // n].id,
+        "id": prompts[index // n].id,
         "text": completion.text,
         "reasoning": completion.reasoning,
         "answer": completion.answer,

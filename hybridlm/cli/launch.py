@@ -59,9 +59,9 @@ def launch(
             raise typer.Exit(status or 0)
         if processes < 1:
             raise ValueError(f"launch: expected at least one process, got {processes}")
-        own = [f"--timeout={timeout:g}", *([] if devices is None else [f"--devices={devices}"])]
+        options = [f"--timeout={timeout:g}", *([] if devices is None else [f"--devices={devices}"])]
         try:
-            start([sys.executable, "-m", "hybridlm", "launch", *own, "--", *command], processes, timeout)
+            start([sys.executable, "-m", "hybridlm", "launch", *options, "--", *command], processes, timeout)
         except LaunchError as error:
             # Process 0 has said which rows have an error.
             if not (error.others_ended and error.status == EXIT_BAD_ROWS):

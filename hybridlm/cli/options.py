@@ -88,9 +88,9 @@ class Loading:
         settings = {name: value for name, value in self.settings.items() if value is not None}
         return replace(SERVING, **settings | {"mesh": mesh})
 
-    def load(self, model: str, **others: Any) -> LM:
-        """Load a model; `others` are settings in the place of those given."""
-        settings = self.settings | others
+    def load(self, model: str, **options: Any) -> LM:
+        """Load a model; `options` are settings in the place of those given."""
+        settings = self.settings | options
         if settings.get("prefix_cache") == "0":
             del settings["prefix_cache"]
         return load(model, **{**settings, "mesh": read_mesh(settings.get("mesh"))})
@@ -210,18 +210,18 @@ def console_for_table(width: int = 120) -> Console:
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
-def table_of(*headings: str, left: int = 1, title: str | None = None, **columns: Any) -> Table:
+def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:
     """Return an empty table.
 
     Args:
         *headings: of the columns.
-        left: number of columns that are justified left; the others right.
+        text_columns: number of columns that are justified left; the others right.
         title: None for none.
         **columns: settings of every column.
     """
     table = Table(title=title, title_justify="left", title_style="")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right", **columns)
+        table.add_column(heading, justify="left" if number < text_columns else "right", **columns)
     return table
 
 

@@ -34,19 +34,19 @@ def standard_output() -> Iterator[None]:
     Raises:
         SystemExit: an error was reported.
     """
-    before = sys.stdout
-    if before is None:
+    stream = sys.stdout
+    if stream is None:
         sys.stdout = open(os.devnull, "w")
-    elif isinstance(before, io.TextIOWrapper):
-        before.flush()
-        raw = _Named(before.fileno())
-        unbuffered = isinstance(before.buffer, io.FileIO)  # with `python -u`
+    elif isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        raw = _Named(stream.fileno())
+        unbuffered = isinstance(stream.buffer, io.FileIO)  # with `python -u`
         sys.stdout = io.TextIOWrapper(
             raw if unbuffered else io.BufferedWriter(raw),
-            before.encoding,
-            before.errors,
-            line_buffering=before.line_buffering,
-            write_through=before.write_through,
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
         )
     try:
         try:
@@ -62,8 +62,8 @@ def standard_output() -> Iterator[None]:
         typer.echo(f"error: {NAME}: {error.strerror}", err=True)
         raise SystemExit(1) from None
     finally:
-        named, sys.stdout = sys.stdout, before
-        if named is not before:
+        named, sys.stdout = sys.stdout, stream
+        if named is not stream:
             named.close()  # nothing is buffered: it was flushed, or goes nowhere
 
 

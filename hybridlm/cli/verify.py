@@ -168,7 +168,7 @@ def _printed_fit(console: Console, engine: Engine, report: PlannedReport) -> boo
     if target is None or target.memory is None:
         return True
     # Beside its scratch a step has results of the same order: XLA says how much, once it is compiled.
-    fit = fit_of(engine, target.memory, target.platform, max(one.plan.lower_bound for one in report.found), None)
+    fit = fit_of(engine, target.memory, target.platform, max(step.plan.lower_bound for step in report.found), None)
     for line in (f"on each {target.device_kind}:", *fit.lines):
         console.print(Text(line))
     return fit.fits
@@ -195,12 +195,12 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
     return f"{'keep' if shape.kept else 'restore'} a {shape.part}", str(shape.pool), ""
 
 
-def _print_statements(console: Console, found: Iterable[Any]) -> None:
+def _print_statements(console: Console, rows: Iterable[Any]) -> None:
     """Print each statement about the steps once."""
-    every = list(found)
+    every = list(rows)
     for heading in ("proved", "audited", "measured", "not_audited", "assumed", "not_covered"):
-        said = (getattr(one, heading, None) or () for one in every)
-        lines = dict.fromkeys(str(line) for one in said for line in ((one,) if isinstance(one, str) else one))
+        groups = (getattr(statement, heading, None) or () for statement in every)
+        lines = dict.fromkeys(str(line) for group in groups for line in ((group,) if isinstance(group, str) else group))
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:

@@ -52,7 +52,7 @@ class VerifyReport(ABC):
         if not self._over_mesh:
             return ()
         self.exchanged[str(shape)] = step.exchanged
-        count = sum(one.times or 0 for one in step.collectives)
+        count = sum(collective.times or 0 for collective in step.collectives)
         if step.sent is None:
             return f"at least {count}", "as loops decide"
         return str(count), format_bytes(step.sent)
@@ -73,7 +73,7 @@ class CompiledReport(VerifyReport):
     @property
     def summary(self) -> str:
         """Return what holds of all steps so far, for the report's last line."""
-        missing = sum(one.not_audited is not None for one in self.found)
+        missing = sum(report.not_audited is not None for report in self.found)
         return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
 
     def cells(self, shape: AnyShape) -> Cells:

@@ -25,7 +25,7 @@ def warmup(
     if (lm := loading.leading(model)) is None:
         return
     lm.warmup(every_bucket=not full)
-    table = table_of("step", "origin", "seconds", left=2)
+    table = table_of("step", "origin", "seconds", text_columns=2)
     origins = lm.engine.programs.origins
     for shape, origin in origins.items():
         where = "from the store" if origin.stored else "compiled"

@@ -35,7 +35,7 @@ class BatchModel:
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
         begin: called before each part, so that a part is independent of earlier parts.
-        keeping: context in which scores of a part are kept on disk.
+        keeping: context that writes the scores of a part to disk.
     """
 
     inputs: Inputs
@@ -87,7 +87,7 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
 
 
 def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Return the scores of prompts for each request that reports their log-probabilities, else an empty list."""
+    """Return the scores of the prompts of each request; empty unless it echoes log-probabilities."""
     scores: list[list[Score]] = [[] for _ in requests]
     for top in sorted({request.top for request in requests if request.scored and request.top is not None}):
         places = [i for i, request in enumerate(requests) if request.scored and request.top == top]
@@ -100,7 +100,7 @@ def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Sc
 def _complete(
     model: BatchModel, requests: Mapping[int, OpenAIRequest], finished: FinishedTexts
 ) -> Iterator[tuple[int, list[Outcome]]]:
-    """Yield the number of each request and its choices, with its last one; all requests share the lanes."""
+    """Yield the number and the choices of each request at its end; requests share the lanes."""
     owners = [(i, choice) for i, request in requests.items() for choice in request.requests]
     outcomes = {i: dict[int, Outcome]() for i in requests}
     failed = set[int]()

@@ -131,7 +131,7 @@ class BatchTask(Task):
         return batch_rows(batch, origin, counts=model.counts, window=LINES_PER_LANE * engine.lanes)
 
 
-def batch_rows(model: BatchModel, origin: Origin, **others: Any) -> RowTask:
+def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
     """Return the task of requests with a model.
 
     Args:
@@ -154,7 +154,7 @@ def batch_rows(model: BatchModel, origin: Origin, **others: Any) -> RowTask:
         rows="lines",
         verb="answering",
         report=_report,
-        **others,
+        **fields,
     )
 
 

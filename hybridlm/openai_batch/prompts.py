@@ -1,6 +1,5 @@
 """Prompts of requests as token ids that fit the context."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,18 +19,20 @@ class Truncation(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenizedPrompt:
-    """Token ids that fit the context, and their text if the prompt was a text and is whole."""
+    """Token ids that fit the context, and the text of a whole prompt."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
 
 
 def take_truncation(body: Fields, max_tokens: int, context: int) -> Truncation | None:
-    """Take the truncation of prompts, with vLLM's meaning: the last tokens stay, -1 leaves room for the answer.
+    """Take the truncation of prompts, defined as in vLLM.
+
+    The last tokens stay; -1 leaves room for the answer.
 
     Args:
         body: fields of the request.
-        max_tokens: limit of the answer; `context` for a chat without a limit, whose answer has room for one token.
+        max_tokens: limit of the answer; `context` for a chat without a limit, which leaves room for one token.
         context: maximum length of a sequence.
     """
     count = body.take("truncate_prompt_tokens", whole(-1, 2**31 - 1))
@@ -60,7 +61,7 @@ def completion_prompts(prompt: Any, inputs: Inputs, truncation: Truncation | Non
 
 def chat_prompt(
     messages: list[Any],
-    variables: Mapping[str, Any],
+    variables: dict[str, Any],
     effort: str | None,
     tools: list[Any],
     inputs: Inputs,

@@ -2,7 +2,7 @@
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 8}}
 
-Bodies are those of `vllm run-batch` for the two endpoints below. The sampling settings are those of `SamplingParams`,
+Bodies are as in `vllm run-batch` for the two endpoints below. Sampling settings are fields of `SamplingParams`,
 with OpenAI's defaults. Unsupported fields are errors, never ignored.
 """
 
@@ -39,7 +39,7 @@ from hybridlm.requests.sequence import Request
 from hybridlm.text.chat_template import faults_of_tools
 
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default `max_tokens`; that of a chat is the rest of the context."""
+"""OpenAI's default `max_tokens` of completions; chats may fill the context."""
 MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,), "stream_options": ({},), "store": (False,), "length_penalty": (1,),
@@ -84,7 +84,7 @@ class OpenAIRequest:
         chat: whether the endpoint is /v1/chat/completions.
         model, user: as given, unchecked; None if absent.
         prompts: each is continued; one for a chat.
-        requests: of the engine, numbered from 0: the choices of the first prompt, then those of the second; empty if
+        requests: of the engine, numbered from 0: choices of the first prompt, then of the second; empty if
             the prompt is only echoed.
         echo: put the prompt before each continuation.
         top: report log-probabilities of the tokens and of this many most likely ones; None for none.
@@ -133,7 +133,7 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 
 
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
-    """Return the request in the body of a line; raises ValueError if anything in it is wrong."""
+    """Return the request in the body of a line; raise ValueError with all faults."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     prompt = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
     variables, effort = take_chat_fields(body) if chat else ({}, None)
@@ -171,11 +171,11 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     return OpenAIRequest(custom_id, chat, model, user, prompts, requests, echo, top, token_ids, names_are_ids)
 
 
-def _take_logprobs(body: Fields, chat: bool, most: int) -> int | None:
+def _take_logprobs(body: Fields, chat: bool, maximum: int) -> int | None:
     if not chat:
-        return body.take("logprobs", whole(0, most))
+        return body.take("logprobs", whole(0, maximum))
     wanted = body.take("logprobs", BOOLEAN, False)
-    top = body.take("top_logprobs", whole(0, most))
+    top = body.take("top_logprobs", whole(0, maximum))
     if top is not None and not wanted:
         body.fault("top_logprobs: needs logprobs: true")
     return (top or 0) if wanted else None
@@ -210,7 +210,7 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
 
 
 def _take_tools(body: Fields) -> list[Any]:
-    """Return the tools that the template shows to the model: none if `tool_choice` forbids to call them."""
+    """Return the tools for the template; none if `tool_choice` forbids calls."""
     tools = body.take("tools", LIST, [])
     parallel = body.take("parallel_tool_calls", BOOLEAN, True)
     choice = body.take("tool_choice", ANYTHING, "auto")

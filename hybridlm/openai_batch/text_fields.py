@@ -1,4 +1,4 @@
-"""Fields of a request's body that say what is sampled, its form, what of it becomes text, and how a chat is written."""
+"""Fields of a request's body about sampling, structured outputs, text and the chat template."""
 
 from typing import Any
 
@@ -42,27 +42,27 @@ def take_sampling_fields(body: Fields) -> dict[str, Any]:
 
 
 def _take_structured_outputs(body: Fields) -> dict[str, Any] | None:
-    """Take the form of the answer, as OpenAI and as vLLM call it; return that of `SamplingParams`."""
-    found = []
+    """Take the form of the answer under its names; return `structured_outputs`."""
+    forms = []
     for name, key in GUIDED.items():
         value = body.take(name, ANYTHING)
         if value is not None:
-            found.append((name, {key: value}))
-    asked = body.take("structured_outputs", OBJECT)
-    if asked is not None:
-        found.append(("structured_outputs", {key: value for key, value in asked.items() if value is not None}))
+            forms.append((name, {key: value}))
+    outputs = body.take("structured_outputs", OBJECT)
+    if outputs is not None:
+        forms.append(("structured_outputs", {key: value for key, value in outputs.items() if value is not None}))
     form = body.take("response_format", OBJECT, {"type": "text"})
     schema = form.get("json_schema")
     if form.get("type") == "json_object":
-        found.append(("response_format", {"json_object": True}))
+        forms.append(("response_format", {"json_object": True}))
     elif form.get("type") == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        found.append(("response_format", {"json": schema["schema"]}))
+        forms.append(("response_format", {"json": schema["schema"]}))
     elif form != {"type": "text"}:
         kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}'
         body.fault(f"response_format: expected {kinds}, got {shown(form)}")
-    if len(found) > 1:
-        body.fault(f"{' and '.join(name for name, _ in found)}: give one of them")
-    return found[0][1] if found else None
+    if len(forms) > 1:
+        body.fault(f"{' and '.join(name for name, _ in forms)}: give one of them")
+    return forms[0][1] if forms else None
 
 
 def take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:

@@ -124,11 +124,8 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
     need("presence_penalty", _is_number, "a number")
     need("frequency_penalty", _is_number, "a number")
-    need(
-        "min_tokens",
-        lambda x: is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
-        "a whole number in 0..max_tokens",
-    )
+    limit = params.max_tokens if is_whole(params.max_tokens) and params.max_tokens >= 1 else sys.maxsize
+    need("min_tokens", lambda x: is_whole(x) and 0 <= x <= limit, "a whole number in 0..max_tokens")
     need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
     need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
     need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
@@ -228,10 +225,6 @@ def _grammar(
     except ValueError as error:
         return str(error)
     return GrammarSource(text, end_token_ids)
-
-
-def _exceeds(value: int, most: Any) -> bool:
-    return is_whole(most) and 1 <= most < value
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:

@@ -1,9 +1,9 @@
-"""Pictures of what a hybrid model holds: its recurrent states over a text, and a logit lens through its layers.
+"""Pictures of a hybrid model: recurrent states over a text, and a logit lens.
 
 Functions that compute return arrays; functions that draw (extra `pictures`) take them and return a matplotlib figure,
-and write it where a path is given, as its ending says: `.png`, `.svg` or `.pdf`.
+and write it to a path in the format of its ending: `.png`, `.svg` or `.pdf`.
 
-More than 300 lines: each picture stands beside the arrays that it shows.
+More than 300 lines: each picture is next to its arrays.
 """
 
 import io
@@ -34,7 +34,7 @@ MAX_STATE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class StateHistory:
-    """The recurrent matrices of every layer that has any, along a text that is split into G groups of tokens.
+    """Recurrent matrices of layers along a text of G groups of tokens.
 
     Attributes:
         token_ids: the text.
@@ -57,7 +57,7 @@ class StateHistory:
 
     @property
     def held(self) -> np.ndarray:
-        """Share of each group of tokens in the parts of the final state: float32 [L, G, heads], sums of 1."""
+        """Share of each group in the final state: float32 [L, G, heads], sums of 1."""
         return self._shares[:, -1]
 
     @property
@@ -86,7 +86,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     Args:
         lm: the model, on one device.
         tokens: one text, as a string or token ids.
-        group: tokens of a group; the cost is that of as many recurrences as there are groups.
+        group: tokens of a group; each group costs one recurrence over the text.
 
     Raises:
         TypeError, ValueError: the text is wrong, the model is on several devices or has no recurrence, layers have
@@ -121,7 +121,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return layer -> the norm in front of its recurrent mixer, or None, and the mixer."""
+    """Return layer -> (norm before its recurrent mixer, or None; the mixer)."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -186,7 +186,7 @@ def _norm_and_rank(matrices: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class LogitLens:
-    """The next token as the vocabulary head reads it from the residual stream after each layer, before the last too.
+    """Next tokens by the vocabulary head, read from the residual stream after each layer.
 
     Attributes:
         token_ids: the text of T tokens.
@@ -266,7 +266,7 @@ def _written(figure: Any, path: str | os.PathLike[str] | None) -> Any:
 
 
 def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw norm, effective rank and effective memory of each head along the text, a row of pictures for each layer."""
+    """Draw norm, effective rank and effective memory of each head, a row per layer."""
     figure, axes = _figure("draw_states", 10, 2.2 * len(history.layers), len(history.layers), 3)
     kinds = ("norm", history.norms), ("effective rank", history.ranks), ("effective memory, tokens", history.memory)
     for row, layer in zip(range(len(history.layers)), history.layers, strict=True):
@@ -279,7 +279,7 @@ def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = Non
 
 
 def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw which tokens each recurrent head still holds at the end of the text, a picture for each layer."""
+    """Draw the tokens that each recurrent head holds at the end, a picture per layer."""
     figure, axes = _figure("draw_held", 10, 1.6 * len(history.layers), len(history.layers))
     for row, layer in enumerate(history.layers):
         axis = axes[row, 0]
@@ -318,6 +318,6 @@ def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first
 
 
 def _label(text: str) -> str:
-    """Return a short text in which white space is seen, and nothing is a formula."""
+    """Return a short text with visible white space and without formulas."""
     label = repr(text)[1:-1].replace(" ", "·").replace("$", r"\$")
     return label if len(label) <= 8 else label[:7] + "…"

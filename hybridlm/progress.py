@@ -24,7 +24,7 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
-    """Show a bar of these columns; None if `show` is False, or None without a terminal."""
+    """Show a bar of these columns; yield None without a bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return
@@ -74,7 +74,7 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
 
 @contextmanager
 def counting_progress(show: bool | None, description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over items; yield the function that takes the number of finished items and the name of the last.
+    """Show a bar over items; yield its update (number of finished items, last name).
 
     Args:
         show: None shows it if standard error is a terminal.
@@ -108,7 +108,7 @@ def no_tokens() -> int:
 
 
 def progress_line(description: str, count: int, total: int, seconds: float, stored: int = 0, tokens: int = 0) -> str:
-    """Return a line on progress: the share that is done, and the time that is left at the same speed.
+    """Return a line with the share of finished work and the remaining time.
 
     Args:
         description: description of the work.
@@ -129,7 +129,7 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
 
 @contextmanager
 def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
-    """Call a function now and then from a thread, as nothing else may happen between two parts of a file."""
+    """Call a function at intervals from a thread, also during a long part."""
     end = threading.Event()
 
     def run() -> None:
@@ -146,7 +146,7 @@ def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
 
 
 class Speed:
-    """Seconds and tokens since the beginning, and tokens per second as a text, for a bar."""
+    """Seconds, tokens, and tokens per second as a text, since the beginning."""
 
     def __init__(self, tokens: Tokens):
         self._count = tokens

@@ -1,4 +1,4 @@
-"""Tasks on a dataset of Ray with one engine in each actor (extra `ray`): one machine or many.
+"""Tasks on a dataset of Ray, with an engine in each actor (extra `ray`).
 
 import ray
 from hybridlm.ray import score_dataset

@@ -1,4 +1,4 @@
-"""Results as Arrow tables (extra `data`), which convert to pandas or Parquet."""
+"""Results as Arrow tables (extra `data`), for pandas or Parquet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,7 +68,7 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
 
 
 def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
-    """Return the most likely or the chosen ids of each row of a table, as `LM.score` has them.
+    """Return the most likely or chosen ids of each row, as in `LM.score`.
 
     Args:
         table: with the columns that `score_file` or `to_table` writes, as `pyarrow.parquet.read_table` reads it.

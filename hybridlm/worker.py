@@ -1,4 +1,4 @@
-"""Sessions in all processes, and the worker loop of those other than process 0, which repeats its commands."""
+"""Sessions in all processes, and the loop of workers that repeats commands of process 0."""
 
 import sys
 import time
@@ -85,7 +85,7 @@ def probed_session(
 
 
 def run_requests(requests: list[Request], session: Session, start: Start | None) -> Generator[Event, None, None]:
-    """Yield the events of requests in a session; `start` learns the time of the first one."""
+    """Yield the events of requests; report the time of the first one to `start`."""
     began = time.perf_counter()
     with session:
         for request in requests:
@@ -98,7 +98,7 @@ def run_requests(requests: list[Request], session: Session, start: Start | None)
 
 
 def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:
-    """Repeat the commands of process 0 until it ends; a process that cannot go on reports why and exits.
+    """Repeat the commands of process 0 to its end; report a failure and exit.
 
     It must exit, since all other processes wait for it.
     """

@@ -228,7 +228,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
 
 
 def _step_seconds(side: Side, steps: int, engine: EngineSide, hosts: list[float]) -> float:
-    """Return the median seconds of a decode step; append the time that `generate` adds to a step of `engine`."""
+    """Return the median seconds of a decode step; append the host time of `engine`'s steps."""
     seconds = statistics.median(side.decode(steps))
     if side is engine:
         hosts.append(statistics.median(engine.engine_steps(steps)) - seconds)

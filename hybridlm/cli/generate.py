@@ -113,7 +113,9 @@ def generate(
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
 ) -> None:
-    """Continue prompts. A single completion is streamed, several are printed in the order of the input.
+    """Continue prompts.
+
+    A single completion is streamed, several are printed in the order of the input.
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
@@ -193,7 +195,7 @@ def _chat_ids(
 
 
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
-    """Yield the events, and add to `full` the requests that ended because the context is full."""
+    """Yield events; add requests that ended with a full context to `full`."""
     for event in events:
         completion = event.completion
         if completion is not None and completion.finish_reason == "length" and len(completion.token_ids) < max_tokens:
@@ -202,7 +204,7 @@ def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> I
 
 
 def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int, Completion], str]) -> None:
-    """Print completions in the order of the requests, each as soon as those before it are finished.
+    """Print completions in the order of requests, each as early as possible.
 
     After an interruption or an error those that had to wait for an earlier one are printed, too.
     """
@@ -224,7 +226,7 @@ def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int,
 
 
 def _stream(events: Iterator[Event], text: bool) -> None:
-    """Print text, or token ids without a tokenizer, as it is generated; end the line also after an interruption."""
+    """Stream text, or token ids without a tokenizer; always end the line."""
     separator = ""
     try:
         for event in events:

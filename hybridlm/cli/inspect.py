@@ -1,4 +1,4 @@
-"""`hybridlm inspect`: report on one step of a model, as text or as an HTML page."""
+"""`hybridlm inspect`: a report on one step, as text or HTML page."""
 
 import math
 import warnings
@@ -101,7 +101,7 @@ def inspect(
 
 
 def _list_weights(model: str) -> None:
-    """Print a row for each weight of a checkpoint in Hugging Face's layout; it is read tensor by tensor."""
+    """Print a row for each weight of a checkpoint in Hugging Face's layout."""
     checkpoint = open_checkpoint(resolve(model))
     if not isinstance(checkpoint, CheckpointDirectory):
         raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
@@ -142,7 +142,7 @@ def _shape(engine: Engine, kind: StepKind) -> Shape:
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Return arguments of a step whose lanes continue rows of their own; a chunk has one token less than it could."""
+    """Return arguments of a step: every lane continues its own row, chunks lack one token."""
     params, rows, inputs = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 

@@ -42,7 +42,9 @@ def launch(
     ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:
-    """Run a command in several processes, over all their devices: `hybridlm launch -n 4 -- score ...`.
+    """Run a command in several processes, over all their devices.
+
+    Example: `hybridlm launch -n 4 -- score ...`.
 
     Process 0 reads and writes, the others run a worker loop. Without --mesh lanes are split over all devices.
     """

@@ -1,4 +1,4 @@
-"""Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
+"""Options of `load` for all commands, and errors as messages without traceback."""
 
 import inspect
 import json
@@ -96,7 +96,7 @@ class Loading:
         return load(model, **{**settings, "mesh": read_mesh(settings.get("mesh"))})
 
     def leading(self, model: str) -> LM | None:
-        """Load the model of a command; None where this process has followed another one to its end."""
+        """Load the model of a command; None in worker processes, at their end."""
         lm = self.load(model)
         return None if lm.run_worker() else lm
 
@@ -161,7 +161,7 @@ def json_object(text: str | None, option: str) -> dict[str, Any]:
 
 @contextmanager
 def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
-    """Turn the exceptions of a command into a message on standard error and an exit status.
+    """Report exceptions of a command as a message and an exit status.
 
     With `verbose` the log of hybridlm goes there, too.
 
@@ -206,7 +206,7 @@ def _logged() -> Iterator[None]:
 
 
 def console_for_table(width: int = 120) -> Console:
-    """Return a console as wide as the terminal; in a file or a pipe, of a width that a table needs."""
+    """Return a console with the width of the terminal, or of tables in files and pipes."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
@@ -232,7 +232,7 @@ def _message(error: Exception) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Return the notes on an error, without JAX's of several lines, which concern tracebacks."""
+    """Return the notes on an error, without JAX's long notes about tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 

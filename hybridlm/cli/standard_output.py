@@ -1,4 +1,4 @@
-"""Standard output of the commands: errors of writing have its name, also those of help and version."""
+"""Standard output of commands: write errors have its name, also for help and version."""
 
 import io
 import os
@@ -15,7 +15,7 @@ NAME = "standard output"
 
 
 class _Named(io.FileIO):
-    """A descriptor whose errors of writing name it; it stays open."""
+    """A descriptor that stays open and has a name in write errors."""
 
     def __init__(self, descriptor: int):
         super().__init__(descriptor, "wb", closefd=False)
@@ -27,9 +27,9 @@ class _Named(io.FileIO):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Give errors of writing to standard output its name, and report those that no command has reported.
+    """Name standard output in write errors; report errors that no command has reported.
 
-    Without standard output (`>&-`) there is nobody to read, and what is printed is dropped.
+    Without standard output (`>&-`) there is no reader, and output is dropped.
 
     Raises:
         SystemExit: an error was reported.
@@ -73,5 +73,5 @@ def concerns_standard_output(error: BaseException) -> bool:
 
 
 def drop_rest() -> None:
-    """Write what is buffered, and what comes, nowhere: it would raise again when the interpreter exits."""
+    """Discard buffered and later output: it would raise again at the exit of the interpreter."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

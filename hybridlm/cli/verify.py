@@ -83,7 +83,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="With --target: print the report as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
 ) -> None:
-    """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
+    """Prove that no lane of any step reaches another, and audit XLA's program.
 
     If a backend of XLA does not report its buffer assignment, a step is proved and "not audited", which is no failure.
     There is a row per step: prefill, decoding, verification of drafts, and scoring. The exit status is 1 if one fails.
@@ -163,7 +163,7 @@ def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engin
 
 
 def _printed_fit(console: Console, engine: Engine, report: PlannedReport) -> bool:
-    """Print whether a planned model fits its target; return True if it does, or if there is no target."""
+    """Print if a planned model fits its target; return True if so, or without target."""
     target = engine.placement.target
     if target is None or target.memory is None:
         return True
@@ -208,7 +208,7 @@ def _print_statements(console: Console, rows: Iterable[Any]) -> None:
 
 
 def _print_exchanges(console: Console, report: VerifyReport) -> None:
-    """Print what devices exchange in each step."""
+    """Print the collectives of each step."""
     for name, lines in report.exchanged.items():
         console.print(Text(f"\nexchanged by {name}:"))
         for line in lines or ("nothing",):

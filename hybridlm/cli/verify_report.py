@@ -1,4 +1,4 @@
-"""Reports of `hybridlm verify`: a table row for each step of an engine, compiled or only planned."""
+"""Reports of `hybridlm verify`: a table row for each compiled or planned step."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -48,7 +48,7 @@ class VerifyReport(ABC):
         """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
 
     def exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """Return the number of collectives of a step, and the bytes that each device sends in all of them."""
+        """Return the number of collectives of a step and their bytes per device."""
         if not self._over_mesh:
             return ()
         self.exchanged[str(shape)] = step.exchanged
@@ -96,7 +96,7 @@ class CompiledReport(VerifyReport):
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
-    """Write a certificate as JSON into a directory, created if necessary, under the name of its step."""
+    """Write a certificate as JSON, named for its step; create the directory."""
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / f"{step.replace(' ', '-')}.json") as file:
         file.buffer.write(certificate.to_json().encode())

@@ -1,4 +1,4 @@
-"""`hybridlm verify --target`: every step compiled for a machine that need not be there, and whether the model fits."""
+"""`hybridlm verify --target`: steps compiled for an absent machine, and their memory."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def verify_target(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the report on a model on a target, as a table or as JSON; exit with status 1 if anything is wrong.
+    """Print the report on a model on a target; exit with status 1 on faults.
 
     Args:
         target: name, with a number of devices behind a colon.

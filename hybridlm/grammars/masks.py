@@ -8,7 +8,7 @@ from hybridlm.grammars.grammars import GrammarState
 
 
 class TokenSet:
-    """The mask of a sequence that may sample a fixed set of tokens; it has the methods of `GrammarState`.
+    """Mask of a fixed set of tokens, with the methods of `GrammarState`.
 
     Args:
         token_ids: the tokens.
@@ -25,14 +25,14 @@ class TokenSet:
         self._mask = np.packbits(self._members, bitorder="little").view(np.uint32)
 
     def push(self, token: int) -> None:
-        """Add a sampled token, which changes no mask."""
+        """Add a sampled token; the mask stays."""
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """Return how many of these tokens, from the first on, are in the set."""
         return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
-        """Write the masks of the next token, and of the tokens after each draft; uint32 [D + 1 or more, words]."""
+        """Write the masks of the next token and after each draft, uint32 [D + 1 or more, words]."""
         masks[: len(drafts) + 1] = 0
         masks[: len(drafts) + 1, : self.words] = self._mask
 

@@ -100,7 +100,7 @@ def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Sc
 def _complete(
     model: BatchModel, requests: Mapping[int, OpenAIRequest], finished: FinishedTexts
 ) -> Iterator[tuple[int, list[Outcome]]]:
-    """Yield the number and the choices of each request at its end; requests share the lanes."""
+    """Yield number and choices of each request at its end; requests share lanes."""
     owners = [(i, choice) for i, request in requests.items() for choice in request.requests]
     outcomes = {i: dict[int, Outcome]() for i in requests}
     failed = set[int]()

@@ -102,7 +102,7 @@ def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the offset of each token; tokens after a stop string have the end of the text."""
+    """Return the offsets of tokens; tokens after a stop string have `end`."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []

@@ -232,7 +232,7 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_data(value: Any, where: str) -> Any:
-    """Copy a value as JSON types, which have no methods for the template to misuse."""
+    """Copy a value as JSON types, without methods for templates to misuse."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):

@@ -13,7 +13,7 @@ class Thoughts(NamedTuple):
     """The two parts of a completion.
 
     Attributes:
-        reasoning: the thoughts without their markers and without white space around them; None if there are none.
+        reasoning: the thoughts without their markers and without white space around them; None without thoughts.
         answer: the text after the thoughts, without white space before it; "" while the thoughts have not ended.
     """
 

@@ -1,4 +1,4 @@
-"""Incremental text with stop strings, which may span tokens or end inside a token."""
+"""Incremental text with stop strings, also across tokens or inside a token."""
 
 from collections.abc import Sequence
 
@@ -44,7 +44,7 @@ class GrowingText:
         self._find(self.text, length)
 
     def _stop_in(self, rest: str) -> None:
-        """End the text at a stop string in the pending text: later tokens cannot change it."""
+        """End the text at a stop string that later tokens cannot change."""
         if rest:
             self._find(self.text + rest, len(self.text))
 

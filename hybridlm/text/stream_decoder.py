@@ -27,7 +27,7 @@ class Streaming:
     """Properties of a tokenizer's decoder that decide when a text is final.
 
     Attributes:
-        by_token: a token changes no text before it, but for what the next two name; otherwise nothing is final before
+        by_token: a token changes no text before it, except as in the next two; otherwise nothing is final before
             the end.
         joins_bytes: the text may end within a character, which the next token completes (byte level).
         byte_tokens: ids of tokens for one byte; a run of them is text only if all of it is valid (byte fallback), so it
@@ -143,7 +143,7 @@ class StreamDecoder:
         return rest
 
     def _shorten(self, text: str) -> None:
-        """Drop tokens at the beginning of the window if the rest does not depend on them."""
+        """Drop first tokens of the window if the rest is independent of them."""
         if self._held:
             half = len(self._window) // 2
             head, tail = self._decode(self._window[:half]), self._decode(self._window[half:])

@@ -1,6 +1,6 @@
 """tiktoken.model of Kimi checkpoints without tokenizer.json: byte strings with ranks, as byte-level BPE.
 
-The pattern that splits a text, the reserved tokens and the cuts of long texts are those of the checkpoints' own Python
+The pattern that splits a text, the reserved tokens and the cuts of long texts are equal to the checkpoints' Python
 file, which is not run.
 """
 

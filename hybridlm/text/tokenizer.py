@@ -167,7 +167,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[str, bool]:
-        """Added tokens, which are matched before the vocabulary -> True for special tokens."""
+        """Added tokens, matched before the vocabulary -> True for special tokens."""
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
@@ -305,7 +305,7 @@ class Tokenizer:
     def encode_with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
     ) -> list[int]:
-        """Return the token ids of a conversation and its tools; refuse a template that hides tools.
+        """Return the token ids of a conversation with tools; refuse templates without tools.
 
         Args:
             messages, variables: as for `apply_chat_template`.

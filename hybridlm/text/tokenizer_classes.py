@@ -1,6 +1,6 @@
 """Tokenizer classes of transformers that build their own pipeline and take little from tokenizer.json.
 
-`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json as it is. Those
+`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged. Those
 here take its vocabulary, merges and post-processor, and have their own normaliser, pre-tokenizer, decoder and defaults
 for special tokens. Added tokens are those that tokenizer_config.json lists, if it lists any.
 """

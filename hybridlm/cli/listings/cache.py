@@ -22,7 +22,7 @@ Folder = Annotated[
 
 @cache.command("list")
 def list_steps(folder: Folder = None, debug: Debug = False) -> None:
-    """Show every compiled step: which it is, its size, the seconds that compiling took, when it was last used."""
+    """Show every compiled step with its size, compile time and last use."""
     with reported(debug):
         store = _store(folder)
         table = table_of("step", "MB", "compiled in", "last used", "file", text_columns=5, overflow="fold")

@@ -1,9 +1,9 @@
-"""Pictures of what a hybrid model holds: its recurrent states over a text, and a logit lens through its layers.
+"""Pictures of a hybrid model: recurrent states over a text, and a logit lens.
 
 Functions that compute return arrays; functions that draw (extra `pictures`) take them and return a matplotlib figure,
-and write it where a path is given, as its ending says: `.png`, `.svg` or `.pdf`.
+and write it to a path in the format of its ending: `.png`, `.svg` or `.pdf`.
 
-More than 300 lines: each picture stands beside the arrays that it shows.
+More than 300 lines: each picture is next to its arrays.
 """
 
 import io
@@ -34,7 +34,7 @@ MAX_STATE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class StateHistory:
-    """The recurrent matrices of every layer that has any, along a text that is split into G groups of tokens.
+    """Recurrent matrices of layers along a text of G groups of tokens.
 
     Attributes:
         token_ids: the text.
@@ -57,7 +57,7 @@ class StateHistory:
 
     @property
     def held(self) -> np.ndarray:
-        """Share of each group of tokens in the parts of the final state: float32 [L, G, heads], sums of 1."""
+        """Share of each group in the final state: float32 [L, G, heads], sums of 1."""
         return self._shares[:, -1]
 
     @property
@@ -86,7 +86,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     Args:
         lm: the model, on one device.
         tokens: one text, as a string or token ids.
-        group: tokens of a group; the cost is that of as many recurrences as there are groups.
+        group: tokens of a group; each group costs one recurrence over the text.
 
     Raises:
         TypeError, ValueError: the text is wrong, the model is on several devices or has no recurrence, layers have
@@ -103,7 +103,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
         )
     groups = -(-len(ids) // group)
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
-    found = []
+    results = []
     for layer, (norm, mixer) in mixers.items():
         (matrices,) = _matrices(mixer)
         size = 4 * groups * int(np.prod([size for _, size in getattr(mixer.state_arrays(), matrices).sizes]))
@@ -112,24 +112,24 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
                 f"group: {groups} groups need {size:,} bytes of states, expected {MAX_STATE_BYTES:,} at most"
             )
         with fixed_settings():
-            found.append(jax.device_get(_history(mixer, norm, hidden[layer], group, matrices)))
-    if len({one[0].shape for one in found}) > 1:
+            results.append(jax.device_get(_history(mixer, norm, hidden[layer], group, matrices)))
+    if len({result[0].shape for result in results}) > 1:
         raise ValueError("state_history: expected layers with equally many heads")
-    norms, ranks, written = (np.stack(each) for each in zip(*found, strict=True))
+    norms, ranks, written = (np.stack(each) for each in zip(*results, strict=True))
     ends = np.minimum(np.arange(1, groups + 1) * group, len(ids))
     return StateHistory(tuple(ids), ends, np.array(list(mixers)), norms, ranks, written)
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return layer -> the norm in front of its recurrent mixer, or None, and the mixer."""
-    found: dict[int, tuple[Any, Any]] = {}
+    """Return layer -> (norm before its recurrent mixer, or None; the mixer)."""
+    layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
         mixers = branch.inner.layers if isinstance(branch.inner, Parallel) else [branch.inner]
         for mixer in mixers:
             if isinstance(mixer, Recurrent) and len(_matrices(mixer)) == 1:
-                found[i] = (None if branch.post_norm else branch.norm, mixer)
-    return found
+                layers[i] = (None if branch.post_norm else branch.norm, mixer)
+    return layers
 
 
 def _matrices(mixer: Recurrent) -> list[str]:
@@ -142,7 +142,7 @@ def _matrices(mixer: Recurrent) -> list[str]:
 def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[Array, Array, Array]:
     """Run a recurrence from the beginning of each group, all in one batch.
 
-    Lane j starts from zero at group j. By linearity, what it lacks of lane j - 1 was written by group j - 1.
+    Lane j starts from zero at group j. By linearity, the difference to lane j - 1 was written by group j - 1.
     """
     count = x.shape[0]
     groups = -(-count // group)
@@ -152,24 +152,27 @@ def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[A
         leaf = jnp.pad(leaf[0], [(0, groups * group - count)] + [(0, 0)] * (leaf.ndim - 2))
         return leaf.reshape((groups, group, *leaf.shape[1:]))
 
-    def step(state: Any, given: tuple[Any, Array, Array]) -> tuple[Any, Any]:
-        tokens, length, number = given
+    def step(state: Any, arguments: tuple[Any, Array, Array]) -> tuple[Any, Any]:
+        tokens, length, number = arguments
         lengths = jnp.broadcast_to(length, (groups,))
         valid = jnp.arange(group, dtype=jnp.int32)[None] < lengths[:, None]
         never = jnp.zeros((groups,), bool)
         info = LaneInfo(lengths, lengths, valid, never, 0)
         wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (groups, *leaf.shape)), tokens)
-        _, after = mixer.recur(wide, info, state)
+        _, next_state = mixer.recur(wide, info, state)
         begun = jnp.arange(groups, dtype=jnp.int32) <= number
-        matrices = jnp.where(begun[:, None, None, None], getattr(after, field), 0.0)
+        matrices = jnp.where(begun[:, None, None, None], getattr(next_state, field), 0.0)
         parts = matrices - jnp.concatenate([matrices[1:], jnp.zeros_like(matrices[:1])])
-        return after._replace(**{field: matrices}), (*_norm_and_rank(matrices[0]), jnp.sqrt(jnp.sum(parts**2, (2, 3))))
+        return next_state._replace(**{field: matrices}), (
+            *_norm_and_rank(matrices[0]),
+            jnp.sqrt(jnp.sum(parts**2, (2, 3))),
+        )
 
     numbers = np.arange(groups, dtype=np.int32)
     lengths = jnp.asarray(np.minimum(count - numbers * group, group).astype(np.int32))
     start = mixer.init_state(groups, 1, jnp.float32)
-    _, found = lax.scan(step, start, (jax.tree.map(by_group, tokens), lengths, jnp.asarray(numbers)))
-    return found
+    _, results = lax.scan(step, start, (jax.tree.map(by_group, tokens), lengths, jnp.asarray(numbers)))
+    return results
 
 
 def _norm_and_rank(matrices: Array) -> tuple[Array, Array]:
@@ -183,7 +186,7 @@ def _norm_and_rank(matrices: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class LogitLens:
-    """The next token as the vocabulary head reads it from the residual stream after each layer, before the last too.
+    """Next tokens by the vocabulary head, read from the residual stream after each layer.
 
     Attributes:
         token_ids: the text of T tokens.
@@ -223,12 +226,12 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     following = jnp.asarray([*ids[1:], 0], jnp.int32)
     with fixed_settings():
-        found = [jax.device_get(_read(lm.model, one, following, top)) for one in hidden]
-    best, logprobs, following_logprobs = (np.stack(each) for each in zip(*found, strict=True))
+        readings = [jax.device_get(_read(lm.model, item, following, top)) for item in hidden]
+    best, logprobs, following_logprobs = (np.stack(each) for each in zip(*readings, strict=True))
     named = {*np.unique(best).tolist(), *ids}
     tokenizer = lm.tokenizer
     texts = {
-        one: str(one) if tokenizer is None else tokenizer.decode([one], skip_special_tokens=False) for one in named
+        item: str(item) if tokenizer is None else tokenizer.decode([item], skip_special_tokens=False) for item in named
     }
     return LogitLens(tuple(ids), best, logprobs, following_logprobs[:, :-1], texts)
 
@@ -240,8 +243,8 @@ def _read(model: Decoder, hidden: Array, following: Array, top: int) -> tuple[Ar
     return ids, best, jnp.take_along_axis(logprobs, following[:, None], axis=1, mode="fill")[:, 0]
 
 
-def _figure(what: str, width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    require_extra(f"hybridlm.pictures.{what}", "matplotlib", "pictures")
+def _figure(name: str, width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    require_extra(f"hybridlm.pictures.{name}", "matplotlib", "pictures")
     from matplotlib.figure import Figure
 
     class Picture(Figure):
@@ -263,7 +266,7 @@ def _written(figure: Any, path: str | os.PathLike[str] | None) -> Any:
 
 
 def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw norm, effective rank and effective memory of each head along the text, a row of pictures for each layer."""
+    """Draw norm, effective rank and effective memory of each head, a row per layer."""
     figure, axes = _figure("draw_states", 10, 2.2 * len(history.layers), len(history.layers), 3)
     kinds = ("norm", history.norms), ("effective rank", history.ranks), ("effective memory, tokens", history.memory)
     for row, layer in zip(range(len(history.layers)), history.layers, strict=True):
@@ -276,16 +279,16 @@ def draw_states(history: StateHistory, path: str | os.PathLike[str] | None = Non
 
 
 def draw_held(history: StateHistory, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw which tokens each recurrent head still holds at the end of the text, a picture for each layer."""
+    """Draw the tokens that each recurrent head holds at the end, a picture per layer."""
     figure, axes = _figure("draw_held", 10, 1.6 * len(history.layers), len(history.layers))
     for row, layer in enumerate(history.layers):
         axis = axes[row, 0]
-        shown = axis.imshow(history.held[row].T, aspect="auto", interpolation="nearest", cmap="viridis")
+        image = axis.imshow(history.held[row].T, aspect="auto", interpolation="nearest", cmap="viridis")
         axis.set_title(f"layer {layer}: share of the state by the tokens that wrote it", fontsize=9)
         axis.set(ylabel="head", yticks=range(history.held.shape[2]))
         places = range(0, len(history.ends), max(1, len(history.ends) // 8))
         axis.set_xticks(list(places), [str(history.ends[place]) for place in places])
-        figure.colorbar(shown, ax=axis)
+        figure.colorbar(image, ax=axis)
     axes[-1, 0].set_xlabel("tokens up to")
     return _written(figure, path)
 
@@ -301,20 +304,20 @@ def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first
     best, probabilities = lens.top[:, first : first + count, 0], np.exp(lens.logprobs[:, first : first + count, 0])
     figure, axes = _figure("draw_lens", 0.8 * best.shape[1] + 1, 0.4 * best.shape[0] + 1.2)
     axis = axes[0, 0]
-    shown = axis.imshow(probabilities, aspect="auto", vmin=0, vmax=1, cmap="Blues", origin="lower")
+    image = axis.imshow(probabilities, aspect="auto", vmin=0, vmax=1, cmap="Blues", origin="lower")
     for (row, column), token in np.ndenumerate(best):
         dark = probabilities[row, column] > 0.6
         axis.text(column, row, _label(lens.texts[int(token)]), ha="center", va="center", fontsize=7,
                   color="white" if dark else "black")  # fmt: skip
-    given = [_label(lens.texts[token]) for token in lens.token_ids[first : first + count]]
-    axis.set_xticks(range(len(given)), given, rotation=60, fontsize=7)
+    labels = [_label(lens.texts[token]) for token in lens.token_ids[first : first + count]]
+    axis.set_xticks(range(len(labels)), labels, rotation=60, fontsize=7)
     axis.set_yticks(range(best.shape[0]), ["embedding", *map(str, range(best.shape[0] - 1))], fontsize=7)
     axis.set(xlabel="token", ylabel="after layer")
-    figure.colorbar(shown, ax=axis, label="probability")
+    figure.colorbar(image, ax=axis, label="probability")
     return _written(figure, path)
 
 
 def _label(text: str) -> str:
-    """Return a short text in which white space is seen, and nothing is a formula."""
-    shown = repr(text)[1:-1].replace(" ", "·").replace("$", r"\$")
-    return shown if len(shown) <= 8 else shown[:7] + "…"
+    """Return a short text with visible white space and without formulas."""
+    label = repr(text)[1:-1].replace(" ", "·").replace("$", r"\$")
+    return label if len(label) <= 8 else label[:7] + "…"

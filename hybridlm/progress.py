@@ -24,7 +24,7 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
-    """Show a bar of these columns; None if `show` is False, or None without a terminal."""
+    """Show a bar of these columns; yield None without a bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return
@@ -54,7 +54,7 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
             yield None
             return
         task = bar.add_task("load", total=None, name="")
-        yield lambda done, total, name: bar.update(task, completed=done, total=total, name=name)
+        yield lambda count, total, name: bar.update(task, completed=count, total=total, name=name)
 
 
 @contextmanager
@@ -69,25 +69,27 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
     if show is None and total <= lanes:
         show = False
     with counting_progress(show, "generating", total) as update:
-        yield lambda done: update(done, "")
+        yield lambda count: update(count, "")
 
 
 @contextmanager
-def counting_progress(show: bool | None, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over items; yield the function that takes the number of finished items and the name of the last.
+def counting_progress(show: bool | None, description: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Show a bar over items; yield its update (number of finished items, last name).
 
     Args:
         show: None shows it if standard error is a terminal.
-        what: description of the items.
+        description: description of the items.
         total: number of items.
     """
     name = TextColumn("{task.fields[name]}")
-    with progress_bar(show, TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name) as bar:
+    with progress_bar(
+        show, TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name
+    ) as bar:
         if bar is None:
-            yield lambda done, name: None
+            yield lambda count, name: None
             return
-        task = bar.add_task(what, total=total, name="")
-        yield lambda done, name: bar.update(task, completed=done, name=name)
+        task = bar.add_task(description, total=total, name="")
+        yield lambda count, name: bar.update(task, completed=count, name=name)
 
 
 FileProgress = bool | Literal["lines"] | None
@@ -105,25 +107,29 @@ def no_tokens() -> int:
     return 0
 
 
-def progress_line(what: str, done: int, total: int, seconds: float, kept: int = 0, tokens: int = 0) -> str:
-    """Return a line on progress: the share that is done, and the time that is left at the same speed.
+def progress_line(description: str, count: int, total: int, seconds: float, stored: int = 0, tokens: int = 0) -> str:
+    """Return a line with the share of finished work and the remaining time.
 
     Args:
-        what: description of the work.
-        done, total: amounts.
+        description: description of the work.
+        count, total: amounts.
         seconds: since the beginning of this run.
-        kept: amount that an earlier run had done.
+        stored: amount that an earlier run had done.
         tokens: computed by this run; 0 where they are not counted.
     """
-    left = round(seconds * (total - done) / (done - kept)) if done > kept else None
-    ahead = "" if left is None else f", {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+    seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
+    ahead = (
+        ""
+        if seconds_left is None
+        else f", {seconds_left // 3600}:{seconds_left // 60 % 60:02}:{seconds_left % 60:02} left"
+    )
     computed = f", {tokens:,} tokens" if tokens else ""
-    return f"{what}: {100 * done // max(total, 1)}% after {seconds:,.0f} s{computed}{ahead}"
+    return f"{description}: {100 * count // max(total, 1)}% after {seconds:,.0f} s{computed}{ahead}"
 
 
 @contextmanager
 def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
-    """Call a function now and then from a thread, as nothing else may happen between two parts of a file."""
+    """Call a function at intervals from a thread, also during a long part."""
     end = threading.Event()
 
     def run() -> None:
@@ -140,7 +146,7 @@ def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
 
 
 class Speed:
-    """Seconds and tokens since the beginning, and tokens per second as a text, for a bar."""
+    """Seconds, tokens, and tokens per second as a text, since the beginning."""
 
     def __init__(self, tokens: Tokens):
         self._count = tokens
@@ -164,26 +170,26 @@ class Speed:
 class Lines:
     """Lines of progress, as often as `tick` is called, and one when all is done."""
 
-    def __init__(self, what: str, tokens: Tokens):
-        self._what, self._speed, self._amounts = what, Speed(tokens), (0, 0, 0)
+    def __init__(self, description: str, tokens: Tokens):
+        self._description, self._speed, self._amounts = description, Speed(tokens), (0, 0, 0)
 
-    def begin(self, done: int, total: int, kept: int) -> None:
+    def begin(self, count: int, total: int, stored: int) -> None:
         self._speed.begin()
-        self._amounts = done, total, kept
+        self._amounts = count, total, stored
 
-    def advance(self, done: int, total: int, kept: int) -> None:
-        self._amounts = done, total, kept
-        if done >= total:
+    def advance(self, count: int, total: int, stored: int) -> None:
+        self._amounts = count, total, stored
+        if count >= total:
             self._print()
 
     def tick(self) -> None:
-        done, total, _ = self._amounts
-        if done < total:  # before it is known how much there is, or behind the last line
+        count, total, _ = self._amounts
+        if count < total:  # before it is known how much there is, or behind the last line
             self._print()
 
     def _print(self) -> None:
-        done, total, kept = self._amounts
-        line = progress_line(self._what, done, total, self._speed.seconds, kept, self._speed.tokens)
+        count, total, stored = self._amounts
+        line = progress_line(self._description, count, total, self._speed.seconds, stored, self._speed.tokens)
         print(line, file=sys.stderr, flush=True)
 
 

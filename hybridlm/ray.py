@@ -1,4 +1,4 @@
-"""Tasks on a dataset of Ray with one engine in each actor (extra `ray`): one machine or many.
+"""Tasks on a dataset of Ray, with an engine in each actor (extra `ray`).
 
 import ray
 from hybridlm.ray import score_dataset
@@ -95,12 +95,12 @@ def score_dataset(
     )
 
 
-def _warn_of_waiting(taken: float) -> None:
-    there = ray.cluster_resources().get("CPU", 0)
-    if taken >= there:
+def _warn_of_waiting(reserved: float) -> None:
+    present = ray.cluster_resources().get("CPU", 0)
+    if reserved >= present:
         warnings.warn(
-            f"the actors take {taken:g} CPUs (actors x num_cpus) of the cluster's {there:g}, which leaves none for the "
-            "tasks that read the dataset: unless the cluster grows they wait for ever",
+            f"the actors take {reserved:g} CPUs (actors x num_cpus) of the cluster's {present:g}: the tasks that read "
+            "the dataset wait until the cluster grows",
             stacklevel=3,
         )
 
@@ -129,4 +129,4 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     """Return a column of Ray's own tensor type as lists, any other unchanged."""
     if not isinstance(column.type, pa.ExtensionType):
         return column
-    return pa.array([None if one is None else one.tolist() for one in column.to_pylist()])
+    return pa.array([None if row is None else row.tolist() for row in column.to_pylist()])

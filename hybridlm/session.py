@@ -22,7 +22,7 @@ from hybridlm.engine.probing import Probing, probe_sites
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
-from hybridlm.grammars import Grammars, GrammarState
+from hybridlm.grammars import Grammars, TokenSet, TokenState
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion, PromptLogprobs
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
@@ -308,9 +308,11 @@ class Session:
         self._in_flight.popleft()
         self._take(dispatched, sampled, accepted)
 
-    def _grammar(self, sequence: ActiveSequence) -> GrammarState | None:
-        """Return what the grammar of a sequence has left after its output; None without a grammar."""
+    def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
+        """Return the tokens that may follow the output of a sequence; None for all."""
         request, asked = sequence.request, sequence.request.params.grammar
+        if request.params.allowed_token_ids is not None:
+            return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
         if asked is None or self._tokenizer is None:
             return None
         grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, asked.end_token_ids)
@@ -365,7 +367,7 @@ class Session:
         if token == vocab_size + NO_TOKEN:
             reason = "logit_bias, bad_words, min_tokens or a logits processor rule out every token"
             if grammar is not None:
-                reason = grammar.fault or f"{reason} that structured_outputs allow"
+                reason = grammar.fault or f"{reason} that structured_outputs or allowed_token_ids allow"
             return GrammarError(item, position, reason)
         if grammar is None:
             return None

@@ -1,4 +1,4 @@
-"""Results as Arrow tables (extra `data`), which convert to pandas or Parquet."""
+"""Results as Arrow tables (extra `data`), for pandas or Parquet."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,11 +41,11 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
     if not isinstance(results, list | tuple) or not results:
         raise ValueError(f"results: expected a list of at least one result, got {results!r}")
     kind = type(results[0])
-    other = next((i for i, one in enumerate(results) if type(one) is not kind), None)
+    other = next((i for i, result in enumerate(results) if type(result) is not kind), None)
     if kind not in _COLUMNS or other is not None:
-        names = ", ".join(one.__name__ for one in _COLUMNS)
-        found = kind.__name__ if other is None else f"{kind.__name__} and, at {other}, {type(results[other]).__name__}"
-        raise TypeError(f"results: expected a list of one of {names}, got {found}")
+        names = ", ".join(result.__name__ for result in _COLUMNS)
+        kinds = kind.__name__ if other is None else f"{kind.__name__} and, at {other}, {type(results[other]).__name__}"
+        raise TypeError(f"results: expected a list of one of {names}, got {kinds}")
     ids, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
     types = {
         "token_ids": ids, "prompt_token_ids": ids, "logprobs": floats, "sum_logprob": pa.float64(),
@@ -53,22 +53,22 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
         "top_logprobs": pa.list_(pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))),
         "sums": pa.list_(pa.float64()), "per_token": pa.list_(pa.float64()), "best": pa.int32(),
     }  # fmt: skip
-    columns = {name: [read(one) for one in results] for name, read in _COLUMNS[kind].items()}
+    columns = {name: [read(result) for result in results] for name, read in _COLUMNS[kind].items()}
     if all(value is None for value in columns.get("top_logprobs", [0])):
         del columns["top_logprobs"]
     shifts = [result.boundary_shift for result in results if not isinstance(result, Completion)]
     if any(any(shift) if isinstance(shift, list) else shift for shift in shifts):
         columns["boundary_shift"] = shifts
     table = pa.table({name: pa.array(values, types.get(name)) for name, values in columns.items()})
-    fields = [score_fields(one) for one in results if isinstance(one, Score)]
+    fields = [score_fields(result) for result in results if isinstance(result, Score)]
     for name, column in DISTRIBUTIONS.items():
         if fields and name in fields[0]:
-            table = table.append_column(name, column_of([one.get(name) for one in fields], column))
+            table = table.append_column(name, column_of([result.get(name) for result in fields], column))
     return table
 
 
 def token_logprobs(table: "pyarrow.Table", kind: Literal["top", "chosen"]) -> list[TokenLogprobs | None]:
-    """Return the most likely or the chosen ids of each row of a table, as `LM.score` has them.
+    """Return the most likely or chosen ids of each row, as in `LM.score`.
 
     Args:
         table: with the columns that `score_file` or `to_table` writes, as `pyarrow.parquet.read_table` reads it.
@@ -99,27 +99,27 @@ def _tops(tops: Sequence[Mapping[int, float]] | None) -> list[list[dict[str, Any
 
 _COLUMNS: dict[type, dict[str, Callable[[Any], Any]]] = {
     Score: {
-        "token_ids": lambda one: one.token_ids,
-        "logprobs": lambda one: _numbers(one.logprobs),
-        "greedy": lambda one: one.greedy.tolist(),
-        "sum_logprob": lambda one: one.sum_logprob,
-        "perplexity": lambda one: one.perplexity,
-        "top_logprobs": lambda one: _tops(one.top_logprobs),
+        "token_ids": lambda result: result.token_ids,
+        "logprobs": lambda result: _numbers(result.logprobs),
+        "greedy": lambda result: result.greedy.tolist(),
+        "sum_logprob": lambda result: result.sum_logprob,
+        "perplexity": lambda result: result.perplexity,
+        "top_logprobs": lambda result: _tops(result.top_logprobs),
     },
     Completion: {
-        "text": lambda one: one.text,
-        "token_ids": lambda one: one.token_ids,
-        "finish_reason": lambda one: one.finish_reason,
-        "prompt_token_ids": lambda one: one.prompt_token_ids,
-        "logprobs": lambda one: _numbers(one.logprobs),
-        "top_logprobs": lambda one: _tops(one.top_logprobs),
+        "text": lambda result: result.text,
+        "token_ids": lambda result: result.token_ids,
+        "finish_reason": lambda result: result.finish_reason,
+        "prompt_token_ids": lambda result: result.prompt_token_ids,
+        "logprobs": lambda result: _numbers(result.logprobs),
+        "top_logprobs": lambda result: _tops(result.top_logprobs),
     },
     Choice: {
-        "options": lambda one: one.options,
-        "sums": lambda one: _numbers(one.sums),
-        "per_token": lambda one: _numbers(one.per_token),
-        "greedy": lambda one: one.greedy,
-        "best": lambda one: one.best,
+        "options": lambda result: result.options,
+        "sums": lambda result: _numbers(result.sums),
+        "per_token": lambda result: _numbers(result.per_token),
+        "greedy": lambda result: result.greedy,
+        "best": lambda result: result.best,
     },
 }
 """Columns of each kind of result."""

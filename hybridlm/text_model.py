@@ -26,7 +26,6 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.probing import TextProbing
 from hybridlm.files.finished import FinishedTexts
-from hybridlm.files.parts import Parts
 from hybridlm.programs.start import Start
 from hybridlm.requests.results import Score
 from hybridlm.requests.validation import to_items
@@ -244,20 +243,11 @@ class TextModel:
         return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])
 
     @contextmanager
-    def keeping(self, parts: Parts, finished: FinishedTexts) -> Iterator[None]:
+    def keeping(self, finished: FinishedTexts) -> Iterator[None]:
         """Keep the results of single texts of a part, with one process."""
-        del parts
-        if self.engine.placement.several_processes:
-            yield
-            return
-        self.engine.finished = finished
+        self.engine.finished = None if self.engine.placement.several_processes else finished
         try:
             yield
-        except OSError:
-            raise  # nothing can be written
-        except BaseException:
-            finished.flush()
-            raise
         finally:
             self.engine.finished = None
 

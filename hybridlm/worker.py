@@ -1,4 +1,4 @@
-"""Sessions in all processes, and the worker loop of those other than process 0, which repeats its commands."""
+"""Sessions in all processes, and the loop of workers that repeats commands of process 0."""
 
 import sys
 import time
@@ -85,7 +85,7 @@ def probed_session(
 
 
 def run_requests(requests: list[Request], session: Session, start: Start | None) -> Generator[Event, None, None]:
-    """Yield the events of requests in a session; `start` learns the time of the first one."""
+    """Yield the events of requests; report the time of the first one to `start`."""
     began = time.perf_counter()
     with session:
         for request in requests:
@@ -98,11 +98,11 @@ def run_requests(requests: list[Request], session: Session, start: Start | None)
 
 
 def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:
-    """Repeat the commands of process 0 until it ends; a process that cannot go on reports why and exits.
+    """Repeat the commands of process 0 to its end; report a failure and exit.
 
     It must exit, since all other processes wait for it.
     """
-    group.messages.classes = {one.__name__: one for one in CLASSES}
+    group.messages.classes = {cls.__name__: cls for cls in CLASSES}
     try:
         repeat(engine, tokenizer, group.decisions, group.busy_with)
         group.check_all()
@@ -132,8 +132,8 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
         "cancel": lambda session, index: session.cancel(index),
         "step": lambda session: session.step(),
         "close": lambda session: session.close(),
-        "score": lambda **given: scores(engine, **given),
-        "read": lambda **given: read_hidden(engine, **given),
+        "score": lambda **arguments: scores(engine, **arguments),
+        "read": lambda **arguments: read_hidden(engine, **arguments),
         "prefix": lambda tokens: compute_prefix(engine, tokens),
         "clear prefix cache": engine.clear_prefix_cache,
         "warm up": warm,
@@ -145,5 +145,5 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
             pass  # the user is told in process 0
 
 
-def _checked(*given: Any) -> Request:
+def _checked(*arguments: Any) -> Request:
     raise RuntimeError("requests are received as they were checked in process 0")

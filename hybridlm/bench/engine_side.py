@@ -22,7 +22,7 @@ WARM_UP = 5
 class EngineSide:
     """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
 
-    Steps are those of the engine: the tokens of each are brought to the host while the next one runs, which has been
+    Steps are the steps of the engine: tokens are copied to the host while the next step runs, which has been
     dispatched before and takes them from the rows.
 
     Attributes:
@@ -71,7 +71,7 @@ class EngineSide:
         return out
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each of `steps` decode steps of all lanes, tokens on the host; see `Side.decode`."""
+        """Return the seconds of each decode step of all lanes; see `Side.decode`."""
         if self.position + steps > self._engine.context:
             self._start()
         ends = [time.perf_counter()]
@@ -82,7 +82,7 @@ class EngineSide:
                 self.last = jax.device_get(unread.token)
                 ends.append(time.perf_counter())
             unread = dispatched
-        return [after - before for before, after in pairwise(ends)]
+        return [end - begin for begin, end in pairwise(ends)]
 
     def prefill(self, tokens: int) -> float:
         """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""
@@ -116,4 +116,4 @@ class EngineSide:
         for i, _ in enumerate(self._lm.stream(prompts, max_tokens=steps + 1, ignore_eos=True)):
             if i % self.lanes == self.lanes - 1:
                 ends.append(time.perf_counter())
-        return [after - before for before, after in pairwise(ends)]
+        return [end - begin for begin, end in pairwise(ends)]

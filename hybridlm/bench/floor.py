@@ -1,4 +1,4 @@
-"""Floor of a decode step: its least memory traffic and arithmetic over the machine's limits (the roofline).
+"""Floor of a decode step by the roofline: memory traffic and arithmetic at the machine's limits.
 
 A step reads every weight once, reads and writes the recurrent state of every lane once, and reads the blocks of the
 KV cache that are in use; it multiplies every weight with the row of every lane. The longer of the two times is the
@@ -41,17 +41,17 @@ class Traffic:
         """
         # A step reads one row of the embedding per token, and all of it only if it is also the head.
         used = {name: array for name, array in params.items() if model.config.tied or name != "embed_tokens"}
-        kept = model.state_size(cache_dtype)
+        size = model.state_size(cache_dtype)
         return Traffic(
             weights=sum(array.nbytes for array in used.values()),
             multiplied=sum(array.size for array in used.values() if array.ndim > 1),
-            state=kept.fixed,
-            kv=(kept.token - kept.unused) * KV_BLOCK,
+            state=size.fixed,
+            kv=(size.token - size.unused) * KV_BLOCK,
         )
 
 
 def floor_seconds(traffic: Traffic, limits: MachineLimits, lanes: int, positions: int) -> float:
-    """Return the least seconds of a decode step of `lanes` lanes with `positions` positions in their caches."""
+    """Return the least seconds of a decode step with `positions` positions per lane."""
     moved = traffic.weights + lanes * (2 * traffic.state + kv_blocks(positions) * traffic.kv)
     peak = max(limits.bfloat16_flops, limits.float32_flops)
     return max(moved / limits.read_bytes, 2 * traffic.multiplied * lanes / peak)

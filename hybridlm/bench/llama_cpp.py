@@ -1,4 +1,4 @@
-"""Benchmark side of llama.cpp: its own batched benchmark on a converted checkpoint, one process per measurement."""
+"""Benchmark side of llama.cpp: one process of llama-batched-bench per measurement."""
 
 import signal
 import subprocess
@@ -22,7 +22,7 @@ class LlamaCppSide:
         self._program, self._gguf, self._lanes, self._prompt = program, gguf, lanes, prompt
 
     def decode(self, steps: int) -> list[float]:
-        """Return the mean seconds of a decode step of all lanes, as the one entry of a list."""
+        """Return the mean seconds of a decode step, as a list of one."""
         return [self._table(self._prompt, steps)["T_TG"] / steps]
 
     def prefill(self, tokens: int) -> float:
@@ -34,12 +34,12 @@ class LlamaCppSide:
         numbers = {"-c": size, "-b": 2048, "-npp": prompt, "-ntg": steps, "-npl": self._lanes, "-t": cores()}
         command = [str(self._program), "-m", str(self._gguf)]
         command += [str(part) for pair in numbers.items() for part in pair]
-        done = subprocess.run(command, capture_output=True)
-        rows = parse_table(done.stdout.decode(errors="replace"))
-        if done.returncode or not rows:
-            number = done.returncode
+        process = subprocess.run(command, capture_output=True)
+        rows = parse_table(process.stdout.decode(errors="replace"))
+        if process.returncode or not rows:
+            number = process.returncode
             ended = f"by signal {signal.Signals(-number).name}" if number < 0 else f"with status {number}"
-            raise side_failure(f"expected a table; the program ended {ended}", command, done.stderr)
+            raise side_failure(f"expected a table; the program ended {ended}", command, process.stderr)
         return rows[0]
 
 

@@ -11,21 +11,21 @@ class Measured:
     """Timings of every side for one number of lanes.
 
     Attributes:
-        what: "decode", "prefill" or "score".
+        kind: "decode", "prefill" or "score".
         lanes: sequences at a time.
         tokens: that each side computed in one timing.
         timings: of each side, ours first.
         floors: least seconds of each side on this machine; None where they are not known.
     """
 
-    what: str
+    kind: str
     lanes: int
     tokens: int
     timings: list[Timing]
     floors: dict[str, float] | None = None
 
     def _seconds(self, side: str) -> float:
-        return next(one.seconds for one in self.timings if one.name == side)
+        return next(timing.seconds for timing in self.timings if timing.name == side)
 
     def speed(self, side: str) -> float:
         """Tokens in a second."""
@@ -38,5 +38,5 @@ class Measured:
 
     def figures(self) -> dict[str, Any]:
         """Return everything as plain values."""
-        rounds = {one.name: one.rounds for one in self.timings}
-        return {"what": self.what, "lanes": self.lanes, "tokens": self.tokens, "seconds": rounds, "floors": self.floors}
+        rounds = {timing.name: timing.rounds for timing in self.timings}
+        return {"what": self.kind, "lanes": self.lanes, "tokens": self.tokens, "seconds": rounds, "floors": self.floors}

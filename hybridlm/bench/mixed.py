@@ -14,7 +14,7 @@ from hybridlm.lm import LM
 PROMPT_MEDIAN, PROMPT_SIGMA, SHORTEST_PROMPT = 180, 0.8, 16
 COMPLETION_MEDIAN, COMPLETION_SIGMA, SHORTEST_COMPLETION, LONGEST_COMPLETION = 90, 0.7, 8, 400
 SAMPLED: Mapping[str, float | int] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
-"""Settings of sampled requests; greedy requests have none."""
+"""Settings of sampled requests."""
 
 
 class MixedRequest(NamedTuple):
@@ -74,7 +74,7 @@ class OwnMixedSide:
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         """See `MixedSide.run`."""
         settings: dict[str, Any] = dict(SAMPLED) if sampled else {}
-        before = self._lm.stats
+        stats = self._lm.stats
         start = time.perf_counter()
         with self._lm.session() as session:
             for request in requests:
@@ -82,8 +82,8 @@ class OwnMixedSide:
             while session.busy:
                 session.step()
         seconds = time.perf_counter() - start
-        after = self._lm.stats
-        counted = {name: after[name] - before[name] for name in PLACES}
+        new_stats = self._lm.stats
+        counted = {name: new_stats[name] - stats[name] for name in PLACES}
         self.decode = counted["decode_tokens"] / max(counted["decode_places"], 1)
         prefill = counted["step_places"] - counted["decode_places"]
         self.prefill = (counted["step_tokens"] - counted["decode_tokens"]) / max(prefill, 1)

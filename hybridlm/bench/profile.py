@@ -1,4 +1,4 @@
-"""Profile of a step: the time of the profiler's operations, by the part of the model that they belong to."""
+"""Profile of a step: the profiler's times by part of the model."""
 
 import gzip
 import json
@@ -22,9 +22,9 @@ _KERNEL = re.compile(r'custom_call_target="hybridlm_(\w+)"')
 
 
 def part_of(op_name: str) -> str | None:
-    """Return the part of a model that a JAX operation's name, "jit(step)/GatedDeltaNet/mul", has as its first scope.
+    """Return the first scope of an operation's name: "GatedDeltaNet" of "jit(step)/GatedDeltaNet/mul".
 
-    Products with weights are a part of their own, "GatedDeltaNet projection".
+    Products with weights are a separate part, "GatedDeltaNet projection".
     """
     scopes = [piece for piece in op_name.split("/")[:-1] if piece.isidentifier()]
     if not scopes or not (scopes[0][0].isupper() or scopes[0] in ("head", "sample")):
@@ -33,27 +33,27 @@ def part_of(op_name: str) -> str | None:
 
 
 def parts_of_instructions(hlo: str) -> dict[str, str]:
-    """Return instruction -> part; a fusion without a name has the part of the computation that it calls.
+    """Return instruction -> part; an unnamed fusion has the part of its computation.
 
     A kernel for CPUs is a part by itself: JAX lowers it once, without the scopes of the layers that call it.
     """
     parts: dict[str, str] = {}
     calls: dict[str, str] = {}
-    inside: dict[str, str] = {}
+    owners: dict[str, str] = {}
     computation = ""
     for line in hlo.splitlines():
-        if found := _COMPUTATION.match(line):
-            computation = found[1]
-        elif found := _INSTRUCTION.match(line):
+        if match := _COMPUTATION.match(line):
+            computation = match[1]
+        elif match := _INSTRUCTION.match(line):
             name = _OP_NAME.search(line)
             kernel = _KERNEL.search(line)
             part = kernel[1].replace("_", " ") if kernel else part_of(name[1]) if name else None
             if part is not None:
-                parts[found[1]] = part
-                inside.setdefault(computation, part)
-            elif found[2]:
-                calls[found[1]] = found[2]
-    return parts | {name: inside[called] for name, called in calls.items() if called in inside}
+                parts[match[1]] = part
+                owners.setdefault(computation, part)
+            elif match[2]:
+                calls[match[1]] = match[2]
+    return parts | {name: owners[called] for name, called in calls.items() if called in owners}
 
 
 def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -89,8 +89,8 @@ def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict
             wall = run()
         files = sorted(Path(directory).rglob("*.trace.json.gz"))
         events = json.loads(gzip.decompress(files[0].read_bytes()))["traceEvents"]
-    found: dict[str, float] = defaultdict(float)
+    milliseconds: dict[str, float] = defaultdict(float)
     for name, microseconds in self_times(events).items():
-        found[parts.get(name, OTHER)] += microseconds / 1e3 / times
-    ordered = dict(sorted(found.items(), key=lambda item: -item[1]))
-    return ordered | {HOST: max(0.0, wall * 1e3 / times - sum(found.values()))}
+        milliseconds[parts.get(name, OTHER)] += microseconds / 1e3 / times
+    ordered = dict(sorted(milliseconds.items(), key=lambda item: -item[1]))
+    return ordered | {HOST: max(0.0, wall * 1e3 / times - sum(milliseconds.values()))}

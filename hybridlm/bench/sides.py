@@ -1,4 +1,4 @@
-"""Sides of a benchmark: engines that decode and prefill the same number of sequences, in turns."""
+"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns."""
 
 import os
 import statistics
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class SideFailed(RuntimeError):
-    """Another engine cannot be measured: says what was run, how it ended and what it printed."""
+    """Another engine failed: the message has its command, status and output."""
 
 
 MAX_PRINTED = 2000
@@ -38,7 +38,7 @@ class NamedSide(Protocol):
 
     @property
     def name(self) -> str:
-        """The name, distinct from those of other engines in a table where possible."""
+        """Name of the engine in a table, unique where possible."""
         ...
 
 
@@ -54,7 +54,7 @@ class Side(Protocol):
     name: str
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each of `steps` steps that generate one token per sequence (or their mean, once).
+        """Return the seconds of each step of one token per sequence, or their mean.
 
         Their sum is the time from the begin to the last token on the host.
         """
@@ -95,15 +95,15 @@ class Timing:
 
     def ratio(self, other: "Timing") -> tuple[float, float, float]:
         """Return the speed-up over `other` in the same round: median, least, most."""
-        ratios = [theirs / ours for ours, theirs in zip(self.rounds, other.rounds, strict=True)]
+        ratios = [other_seconds / seconds for seconds, other_seconds in zip(self.rounds, other.rounds, strict=True)]
         return statistics.median(ratios), min(ratios), max(ratios)
 
     def ratio_text(self, other: "Timing") -> str:
         """Return the speed-up over `other` for a table; empty for this side itself."""
         if other is self:
             return ""
-        median, least, most = self.ratio(other)
-        return f"{median:.2f} ({least:.2f}-{most:.2f})"
+        median, lowest, highest = self.ratio(other)
+        return f"{median:.2f} ({lowest:.2f}-{highest:.2f})"
 
 
 def in_turns(
@@ -112,26 +112,28 @@ def in_turns(
     rounds: int,
     left_out: Callable[[str, SideFailed], None] | None = None,
 ) -> list[Timing]:
-    """Measure every side once in each round (A B A B), so that other load of the machine affects all of them.
+    """Measure every side once in each round (A B A B).
+
+    Other load of the machine affects all sides in this way.
 
     Args:
-        left_out: is told the name of a side that fails, which has no turn from then on and no timing; without it,
+        left_out: receives a side that fails, which has no further turn and no timing; without it,
             a failure is raised.
     """
-    found = [(side, list[float]()) for side in sides]
+    timed = [(side, list[float]()) for side in sides]
     for _ in range(rounds):
-        for one in list(found):
-            side, times = one
+        for entry in list(timed):
+            side, times = entry
             try:
                 times.append(measure(side))
             except SideFailed as failure:
                 if left_out is None:
                     raise
-                found.remove(one)
+                timed.remove(entry)
                 left_out(side.name, failure)
-    return [Timing(side.name, tuple(times)) for side, times in found]
+    return [Timing(side.name, tuple(times)) for side, times in timed]
 
 
 def random_tokens(lanes: int, tokens: int, vocab: int, seed: int = 0) -> np.ndarray:
-    """Return random tokens, int32 [lanes, tokens], without the first ids, which may be special."""
+    """Return random tokens, int32 [lanes, tokens], without the first, possibly special ids."""
     return np.random.default_rng(seed).integers(min(8, vocab - 1), vocab, (lanes, tokens), np.int32)

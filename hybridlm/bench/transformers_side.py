@@ -1,4 +1,4 @@
-"""Benchmark side of Hugging Face transformers, in this process and on the same checkpoint (extra `bench`)."""
+"""Benchmark side of Hugging Face transformers, in this process (extra `bench`)."""
 
 import inspect
 import time
@@ -12,13 +12,13 @@ WARM_UP = 3
 
 
 def cache_argument(model: Any) -> str:
-    """Return the name of a model's cache argument: `cache`, or before transformers 5.24 a name that depends on it."""
-    taken = inspect.signature(model.forward).parameters
-    return next((name for name in ("cache", "cache_params") if name in taken), "past_key_values")
+    """Return the name of a model's cache argument; it varies before transformers 5.24."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in parameters), "past_key_values")
 
 
 class TransformersSide:
-    """`lanes` sequences with prompts of `prompt` tokens, decoded with a cache; the next token is the most likely one.
+    """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
 
     Args:
         checkpoint: directory.
@@ -65,7 +65,7 @@ class TransformersSide:
         return seconds
 
     def prefill(self, tokens: int) -> float:
-        """Return the seconds of one forward pass over a prompt of `tokens` tokens in every lane."""
+        """Return the seconds of a forward pass over `tokens` tokens in every lane."""
         prompts = self._torch.from_numpy(random_tokens(self._lanes, tokens, self._vocab).astype("int64"))
         start = time.perf_counter()
         self._forward(prompts, None)

@@ -1,6 +1,6 @@
 """Mixed batches through vLLM, in a process of another Python environment.
 
-vLLM pins its versions of torch and transformers, so that it cannot be installed beside this package.
+vLLM pins its versions of torch and transformers, so that it cannot be installed together with this package.
 """
 
 import json

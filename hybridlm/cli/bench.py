@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hybridlm.bench.engine_side import EngineSide
 from hybridlm.bench.floor import Traffic, floor_seconds
-from hybridlm.bench.limits import MachineLimits, measure_limits
+from hybridlm.bench.limits import measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.measured import Measured
 from hybridlm.bench.plot import plot
@@ -44,7 +44,7 @@ class Against(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Work that is measured."""
+    """Sizes of a benchmark."""
 
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
@@ -75,9 +75,9 @@ class Engines:
         list[Path] | None,
         typer.Option(help="The checkpoint as llama.cpp's converter or quantiser writes it; may be repeated."),
     ] = None
-    beside: Annotated[
+    copies: Annotated[
         list[str] | None,
-        typer.Option(help="Another checkpoint for this library, as a quantised copy of the model; may be repeated."),
+        typer.Option("--beside", help="Another checkpoint for this library, as a quantised copy; may be repeated."),
     ] = None
 
     def check(self) -> None:
@@ -91,15 +91,15 @@ class Engines:
                 require_extra(f"--against {engine}", package, "bench")
 
     def own_sides(self, model: str) -> dict[str, str]:
-        """Return side -> checkpoint, of the sides that this library computes; the model's first."""
-        paths = self.beside or []
+        """Return side -> checkpoint of this library's sides, the model first."""
+        paths = self.copies or []
         sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in paths}
         if len(sides) <= len(paths):
             raise ValueError(f"--beside: expected folders of different names, got {', '.join(paths)}")
         return sides
 
     def other_sides(self, lm: LM, lanes: int, prompt: int, context: int) -> list[Side]:
-        """Return the sides of the other engines."""
+        """Return the other engines' sides."""
         sides: list[Side] = []
         for engine in self.against or []:
             if engine is Against.LLAMA_CPP:
@@ -110,126 +110,134 @@ class Engines:
         return sides
 
 
-@loads("dtype", "chunk", "kernels", "adapter")
-def bench(
-    loading: Loading,
-    model: Model,
-    work: Work,
-    engines: Engines,
-    mixed: bench_mixed.MixedOptions,
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None,
-    with_profile: Annotated[
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Figures and files of a benchmark."""
+
+    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
+    profile: Annotated[
         bool,
         typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
-    ] = False,
-    with_start: Annotated[
+    ] = False
+    start: Annotated[
         bool,
         typer.Option(
             "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
         ),
-    ] = False,
-    json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None,
+    ] = False
+    json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
+
+    def check(self, mixed: bool, prefill: bool) -> None:
+        """Raise ValueError or OSError for files and options that cannot be used: measuring takes minutes."""
+        for file in (self.json_to, self.plot_to):
+            if file is not None:
+                replaceable(file)
+        modes = {"--start": self.start, "--mixed": mixed}
+        options = modes | {"--plot": self.plot_to is not None, "--profile": self.profile, "--prefill": prefill}
+        for mode in (mode for mode, used in modes.items() if used):
+            if unused := [name for name, used in options.items() if used and name != mode]:
+                raise ValueError(f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}")
+
+
+@loads("dtype", "chunk", "kernels", "adapter")
+def bench(
+    loading: Loading, model: Model, work: Work, engines: Engines, mixed: bench_mixed.MixedOptions, report: Report
 ) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
 
     The machine's limits are measured in the same run. The floor of a step is the time to read its weights and state
-    once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step, measured behind
+    once, or to multiply them, at these limits; "host" is the time that `generate` adds to a step, measured after
     the steps of each round. Times are medians; every engine has a turn in each round, and ratios are within a round
-    (least to most in brackets). Another engine that fails is left out, and the exit status is 3 then.
+    (lowest to highest in brackets). Another engine that fails is left out, and the exit status is 3 then.
 
-    With --start, processes of their own load the model and generate one token: the first with an empty cache.
+    With --start, new processes load the model and generate one token: the first with an empty cache.
 
     With --mixed, each engine runs the same requests, which are submitted at once; --against llama-server and vllm.
     """
-    lanes, tokens, rounds, prompt, prefill = work.lanes, work.tokens, work.rounds, work.prompt, work.prefill
-    for written in (json_to, plot_to):
-        if written is not None:
-            replaceable(written)  # measuring takes minutes
-    modes = {"--start": with_start, "--mixed": mixed.mixed}
-    parts = {"--plot": plot_to is not None, "--profile": with_profile, "--prefill": prefill > 0}
-    for mode in (mode for mode, chosen in modes.items() if chosen):
-        if unused := [name for name, chosen in (modes | parts).items() if chosen and name != mode]:
-            raise ValueError(f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}")
-    if with_start:
-        count = EngineConfig.lanes if lanes == DEFAULT_LANES else max(lanes)
+    report.check(mixed.mixed, work.prefill > 0)
+    if report.start:
+        count = EngineConfig.lanes if work.lanes == DEFAULT_LANES else max(work.lanes)
         options = {"lanes": count, "context": work.context, **loading.settings}
-        bench_start.bench_start(model, prompt, rounds, json_to, options)
-        return
-    if mixed.mixed:
-        names = {engine.value for engine in engines.against or []}
-        peers = mixed.peers(names, engines.gguf or [])
-        batch = bench_mixed.MixedBatch(max(lanes), work.context, rounds)
-        bench_mixed.bench_mixed(loading, engines.own_sides(model), mixed, batch, peers, json_to)
-        return
+        bench_start.bench_start(model, work.prompt, work.rounds, report.json_to, options)
+    elif mixed.mixed:
+        peers = mixed.peers({engine.value for engine in engines.against or []}, engines.gguf or [])
+        batch = bench_mixed.MixedBatch(max(work.lanes), work.context, work.rounds)
+        bench_mixed.bench_mixed(loading, engines.own_sides(model), mixed, batch, peers, report.json_to)
+    else:
+        _bench_steps(loading, model, work, engines, report)
+
+
+def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, report: Report) -> None:
+    """Measure decode steps, and prefill, scores and profiles on request."""
     context = DEFAULT_CONTEXT if work.context is None else work.context
-    most = max(tokens * rounds, prefill) + prompt + tokens
-    if most > context:
-        raise ValueError(f"context: expected at least {most} for the prompt and all rounds, got {context}")
+    size = max(work.tokens * work.rounds, work.prefill) + work.prompt + work.tokens
+    if size > context:
+        raise ValueError(f"context: expected at least {size} for the prompt and all rounds, got {context}")
     engines.check()
-    own_sides = engines.own_sides(model)
+    paths = engines.own_sides(model)
     limits = measure_limits()
-    loaded = {
-        name: loading.load(path, lanes=max(lanes), context=context, **({} if path == model else {"adapter": None}))
-        for name, path in own_sides.items()
+    models = {
+        name: loading.load(path, lanes=max(work.lanes), context=context, **({} if path == model else {"adapter": None}))
+        for name, path in paths.items()
     }
-    lm = loaded[EngineSide.name]
+    lm = models[EngineSide.name]
     console = console_for_table()
-    _print_machine(console, lm, limits)
-    traffic = {name: Traffic.of(one.model, one.params, one.engine.row_arrays.dtype) for name, one in loaded.items()}
-    found: list[Measured] = []
-    left_out = LeftOut()
-    for number in lanes:
-        sides: list[Side] = [EngineSide(one, number, prompt, name) for name, one in loaded.items()]
-        sides += engines.other_sides(lm, number, prompt, context)
-        ours = sides[0]
-        assert isinstance(ours, EngineSide)
-        hosts: list[float] = []
-        timings = in_turns(sides, partial(_step_seconds, steps=tokens, ours=ours, hosts=hosts), rounds, left_out)
-        floors = {name: floor_seconds(one, limits, number, prompt + tokens) for name, one in traffic.items()}
-        floor = floors[ours.name]
-        title = f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {statistics.median(hosts) * 1e3:.2f} ms per step"
-        decoded = Measured(
-            "decode", number, number, timings, {one.name: floors.get(one.name, floor) for one in timings}
+    device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
+    console.print(Text(f"{lm!r} on {device}"))
+    console.print(
+        Text(
+            f"machine: {limits.read_bytes / 1e9:.1f} GB/s read, {limits.float32_flops / 1e9:.0f} GFLOP/s float32, "
+            f"{limits.bfloat16_flops / 1e9:.0f} GFLOP/s bfloat16"
         )
-        found.append(decoded)
-        _print_rows(console, title, decoded)
-        if prefill:
-            found += _measure_texts(console, sides, number, prefill, rounds, left_out)
-        if with_profile:
-            _print_profiles(console, ours, tokens, prefill)
-        if json_to is not None:
+    )
+    traffic = {name: Traffic.of(lm.model, lm.params, lm.engine.row_arrays.dtype) for name, lm in models.items()}
+    measured: list[Measured] = []
+    left_out = LeftOut()
+    for number in work.lanes:
+        own_sides = [EngineSide(lm, number, work.prompt, name) for name, lm in models.items()]
+        sides: list[Side] = [*own_sides, *engines.other_sides(lm, number, work.prompt, context)]
+        hosts: list[float] = []
+        step_seconds = partial(_step_seconds, steps=work.tokens, engine=own_sides[0], hosts=hosts)
+        timings = in_turns(sides, step_seconds, work.rounds, left_out)
+        floors = {
+            name: floor_seconds(each, limits, number, work.prompt + work.tokens) for name, each in traffic.items()
+        }
+        floor = floors[EngineSide.name]
+        floors |= {timing.name: floor for timing in timings if timing.name not in floors}
+        measured.append(Measured("decode", number, number, timings, floors))
+        host = statistics.median(hosts)
+        console.print(Text(f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"))
+        _print_rows(console, measured[-1])
+        if work.prefill:
+            measured += _measure_texts(console, sides, number, work, left_out)
+        if report.profile:
+            _print_profiles(console, own_sides[0], work)
+        if report.json_to is not None:
             machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "limits": asdict(limits)}
-            figures = {"model": model, "machine": machine, "measured": [one.figures() for one in found]}
-            write_json(json_to, figures)
-    if plot_to is not None:
-        name = f"{lm.path.name} on {jax.devices()[0].device_kind}, jax {jax.__version__}"
-        decoding = [one for one in found if one.what == "decode"]
-        names = [side.name for side in decoding[0].timings if side.name not in left_out.names]
-        speeds = {name: [one.speed(name) for one in decoding] for name in names}
-        fractions = {side: [one.of_floor(side) for one in decoding] for side in speeds}
-        with replacing(plot_to) as file:
-            file.buffer.write(plot(name, lanes, speeds, fractions).encode())
+            figures = {"model": model, "machine": machine, "measured": [each.figures() for each in measured]}
+            write_json(report.json_to, figures)
+    if report.plot_to is not None:
+        decoded = [each for each in measured if each.kind == "decode"]
+        names = [timing.name for timing in decoded[0].timings if timing.name not in left_out.names]
+        speeds = {name: [each.speed(name) for each in decoded] for name in names}
+        fractions = {name: [each.of_floor(name) for each in decoded] for name in names}
+        with replacing(report.plot_to) as file:
+            file.buffer.write(plot(f"{lm.path.name} on {device}", work.lanes, speeds, fractions).encode())
     if left_out.names:
         raise typer.Exit(bench_mixed.EXIT_SIDES_FAILED)
 
 
-def _step_seconds(side: Side, steps: int, ours: EngineSide, hosts: list[float]) -> float:
-    """Return the median seconds of a decode step; what `generate` adds to one of `ours` is appended to `hosts`."""
+def _step_seconds(side: Side, steps: int, engine: EngineSide, hosts: list[float]) -> float:
+    """Return the median seconds of a decode step; append the host time of `engine`'s steps."""
     seconds = statistics.median(side.decode(steps))
-    if side is ours:
-        hosts.append(statistics.median(ours.engine_steps(steps)) - seconds)
+    if side is engine:
+        hosts.append(statistics.median(engine.engine_steps(steps)) - seconds)
     return seconds
 
 
-def _measure_texts(
-    console: Console,
-    sides: list[Side],
-    lanes: int,
-    tokens: int,
-    rounds: int,
-    left_out: LeftOut,
-) -> list[Measured]:
-    """Measure prefill and scoring; other engines' prefill time is shown beside both."""
+def _measure_texts(console: Console, sides: list[Side], lanes: int, work: Work, left_out: LeftOut) -> list[Measured]:
+    """Measure prefill and scoring; other engines' prefill time is in both tables."""
+    tokens = work.prefill
 
     def prefill(side: Side) -> float:
         return side.prefill(tokens)
@@ -241,27 +249,15 @@ def _measure_texts(
         if isinstance(side, EngineSide):
             side.prefill(tokens)
             side.score(tokens)
-    found = list[Measured]()
-    for what, measure in (("prefill", prefill), ("score", score)):
-        found.append(Measured(what, lanes, lanes * tokens, in_turns(sides, measure, rounds, left_out)))
-        _print_rows(console, "", found[-1])
-    return found
+    measured = list[Measured]()
+    for kind, measure in (("prefill", prefill), ("score", score)):
+        measured.append(Measured(kind, lanes, lanes * tokens, in_turns(sides, measure, work.rounds, left_out)))
+        _print_rows(console, measured[-1])
+    return measured
 
 
-def _print_machine(console: Console, lm: LM, limits: MachineLimits) -> None:
-    console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
-    console.print(
-        Text(
-            f"machine: {limits.read_bytes / 1e9:.1f} GB/s read, {limits.float32_flops / 1e9:.0f} GFLOP/s float32, "
-            f"{limits.bfloat16_flops / 1e9:.0f} GFLOP/s bfloat16"
-        )
-    )
-
-
-def _print_rows(console: Console, title: str, measured: Measured) -> None:
-    if title:
-        console.print(Text(title))
-    table = table_of(measured.what, "ms", "tokens/s", "of floor", "hybridlm is faster by")
+def _print_rows(console: Console, measured: Measured) -> None:
+    table = table_of(measured.kind, "ms", "tokens/s", "of floor", "hybridlm is faster by")
     for timing in measured.timings:
         ratio = measured.timings[0].ratio_text(timing)
         part = "" if measured.floors is None else f"{measured.of_floor(timing.name):.0%}"
@@ -270,12 +266,12 @@ def _print_rows(console: Console, title: str, measured: Measured) -> None:
     console.print(table)
 
 
-def _print_profiles(console: Console, ours: EngineSide, tokens: int, prefill: int) -> None:
-    profiles = {"a step": profile(ours.program, lambda: sum(ours.decode(tokens)), tokens)}
-    if prefill:
-        profiles["prefill"] = profile(ours.reading, lambda: ours.prefill(prefill), 1)
-        profiles["score"] = profile(ours.scoring, lambda: ours.score(prefill), 1)
-    for what, parts in profiles.items():
+def _print_profiles(console: Console, engine: EngineSide, work: Work) -> None:
+    profiles = {"a step": profile(engine.program, lambda: sum(engine.decode(work.tokens)), work.tokens)}
+    if work.prefill:
+        profiles["prefill"] = profile(engine.reading, lambda: engine.prefill(work.prefill), 1)
+        profiles["score"] = profile(engine.scoring, lambda: engine.score(work.prefill), 1)
+    for name, parts in profiles.items():
         total = sum(parts.values())
-        cells = ", ".join(f"{name} {duration:.2f} ({duration / total:.0%})" for name, duration in parts.items())
-        console.print(Text(f"ms of {what} by part: {cells}"))
+        cells = ", ".join(f"{part} {duration:.2f} ({duration / total:.0%})" for part, duration in parts.items())
+        console.print(Text(f"ms of {name} by part: {cells}"))

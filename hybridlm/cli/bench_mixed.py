@@ -51,9 +51,9 @@ class MixedOptions:
         Raises:
             ValueError: an engine cannot run mixed batches, or the path of one is missing.
         """
-        unknown = names - {"llama-server", "vllm"}
-        if unknown:
-            raise ValueError(f"--against {', '.join(sorted(unknown))}: runs no mixed batches, drop --mixed")
+        unsupported = names - {"llama-server", "vllm"}
+        if unsupported:
+            raise ValueError(f"--against {', '.join(sorted(unsupported))}: runs no mixed batches, drop --mixed")
         if "llama-server" in names and (self.llama_server is None or not ggufs):
             raise ValueError("--against llama-server needs --llama-server and --gguf")
         if "vllm" in names and self.vllm_python is None:
@@ -106,15 +106,15 @@ def bench_mixed(
     requests = mixed_requests(mixed.requests, lm.config.vocab_size, context)
     left_out = LeftOut()
     with ExitStack() as stack:
-        own = [OwnMixedSide(model, name) for name, model in loaded.items()]
-        sides: list[MixedSide] = [*own, *_peers(stack, peers, lm, batch.lanes, context, left_out)]
+        own_sides = [OwnMixedSide(model, name) for name, model in loaded.items()]
+        sides: list[MixedSide] = [*own_sides, *_peers(stack, peers, lm, batch.lanes, context, left_out)]
         in_turns(sides, lambda side: side.run(requests, mixed.sampled), 1, left_out)  # compiles
         sides = [side for side in sides if side.name not in left_out.names]
         timings = in_turns(sides, lambda side: side.run(requests, mixed.sampled), batch.rounds, left_out)
-    _print(lm, requests, mixed, batch.lanes, timings, own)
+    _print(lm, requests, mixed, batch.lanes, timings, own_sides)
     if out is not None:
         seconds = {timing.name: timing.rounds for timing in timings}
-        shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own}
+        shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own_sides}
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
         figures = {"models": dict(models), "requests": len(requests), "lanes": batch.lanes, "sampled": mixed.sampled}
         write_json(out, {**figures, "context": context, "tokens": tokens, "seconds": seconds, "shares": shares})
@@ -145,7 +145,7 @@ def _print(
     mixed: MixedOptions,
     lanes: int,
     timings: Sequence[Timing],
-    own: Sequence[OwnMixedSide],
+    own_sides: Sequence[OwnMixedSide],
 ) -> None:
     """Print the batch, and seconds, speed and shares of real tokens of each engine."""
     prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
@@ -165,7 +165,7 @@ def _print(
         "decode places filled",
         "hybridlm is faster by",
     )
-    shares = {side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}") for side in own if side.decode is not None}
+    shares = {side.name: (f"{side.prefill:.0%}", f"{side.decode:.0%}") for side in own_sides if side.decode is not None}
     for timing in timings:
         ratio = timings[0].ratio_text(timing)
         speed = f"{completions / statistics.median(timing.rounds):,.1f}"

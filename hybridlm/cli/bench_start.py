@@ -24,8 +24,8 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, settings
     cold, warm = measure_starts(model, prompt, settings, rounds)
     table = table_of("part", "cold, s", "warm, s")
     for part in dict.fromkeys((*cold["parts"], *warm[0]["parts"])):
-        table.add_row(part, _text(cold["parts"].get(part)), _text(_median([one["parts"].get(part) for one in warm])))
-    totals = [one["total"] for one in warm]
+        table.add_row(part, _text(cold["parts"].get(part)), _text(_median([run["parts"].get(part) for run in warm])))
+    totals = [run["total"] for run in warm]
     spread = f" ({min(totals):.2f}-{max(totals):.2f})" if rounds > 1 else ""
     table.add_row("total", _text(cold["total"]), _text(statistics.median(totals)) + spread, style="bold")
     console = console_for_table()
@@ -34,21 +34,21 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, settings
     console.print(Text("steps, which are loaded or compiled in threads, in seconds:"))
     names = ("trace", "prove", "rewrite", "lower", "compile", "audit", "keep")
     steps = table_of("step", *names, "from the store")
-    for step in dict.fromkeys((*cold["steps"], *(step for one in warm for step in one["steps"]))):
-        made = cold["steps"].get(step, {"seconds": {}})["seconds"]
-        loaded = [one["steps"].get(step, {"seconds": {}})["seconds"].get("load") for one in warm]
-        steps.add_row(step, *(_text(made.get(name)) for name in names), _text(_median(loaded)))
+    for step in dict.fromkeys((*cold["steps"], *(step for run in warm for step in run["steps"]))):
+        cold_seconds = cold["steps"].get(step, {"seconds": {}})["seconds"]
+        loaded = [run["steps"].get(step, {"seconds": {}})["seconds"].get("load") for run in warm]
+        steps.add_row(step, *(_text(cold_seconds.get(name)) for name in names), _text(_median(loaded)))
     console.print(steps)
-    compiled = sum(not step["stored"] for one in warm for step in one["steps"].values())
+    compiled = sum(not step["stored"] for run in warm for step in run["steps"].values())
     typer.echo(f"compiled by the warm starts: {compiled} steps")
     if out is not None:
-        found = {"model": model, "cores": cores(), "jax": jax.__version__, "settings": settings, "prompt": prompt}
-        write_json(out, {**found, "cold": cold, "warm": warm})
+        figures = {"model": model, "cores": cores(), "jax": jax.__version__, "settings": settings, "prompt": prompt}
+        write_json(out, {**figures, "cold": cold, "warm": warm})
 
 
-def _median(found: list[float | None]) -> float | None:
-    known = [one for one in found if one is not None]
-    return statistics.median(known) if known else None
+def _median(values: list[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
 
 
 def _text(seconds: float | None) -> str:

@@ -57,11 +57,11 @@ def demo(
         console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
         console.print(Text(f"\nThe first of {STORIES} stories:\n{stories[0].prompt}\n"))
         batch = _answer_together(lm, stories)
-        alone = _answer_alone(lm, stories)
-        console.print(_table(stories, batch, alone))
-        different = sum(not _equal(*pair) for pair in zip(batch.completions, alone.completions, strict=True))
+        singles = _answer_alone(lm, stories)
+        console.print(_table(stories, batch, singles))
+        different = sum(not _equal(*pair) for pair in zip(batch.completions, singles.completions, strict=True))
         rights = []
-        for name, answers in (("in one batch", batch), ("one by one", alone)):
+        for name, answers in (("in one batch", batch), ("one by one", singles)):
             rights.append(sum(_is_right(*pair) for pair in zip(stories, answers.completions, strict=True)))
             console.print(Text(f"{answers.speed(name)}; {rights[-1]} of {STORIES} right"))
         if different:
@@ -89,12 +89,12 @@ def _answer_alone(lm: LM, stories: Sequence[embedded.Story]) -> Answers:
     return Answers(completions, time.perf_counter() - start)
 
 
-def _table(stories: Sequence[embedded.Story], batch: Answers, alone: Answers) -> Table:
-    table = table_of("question", "answer in the batch", "answer alone", "", "equal", left=5, overflow="fold")
-    for story, together, single in zip(stories, batch.completions, alone.completions, strict=True):
-        right = Text("right", "green") if _is_right(story, together) else Text(f"wrong: {story.answer}", "red")
-        equal = Text("yes", "green") if _equal(together, single) else Text("NO", "bold red")
-        table.add_row(Text(story.question), Text(_said(together)), Text(_said(single)), right, equal)
+def _table(stories: Sequence[embedded.Story], batch: Answers, singles: Answers) -> Table:
+    table = table_of("question", "answer in the batch", "answer alone", "", "equal", text_columns=5, overflow="fold")
+    for story, completion, single in zip(stories, batch.completions, singles.completions, strict=True):
+        right = Text("right", "green") if _is_right(story, completion) else Text(f"wrong: {story.answer}", "red")
+        equal = Text("yes", "green") if _equal(completion, single) else Text("NO", "bold red")
+        table.add_row(Text(story.question), Text(_said(completion)), Text(_said(single)), right, equal)
     return table
 
 
@@ -106,5 +106,5 @@ def _is_right(story: embedded.Story, completion: Completion) -> bool:
     return story.answered_by(completion.text or "")
 
 
-def _equal(one: Completion, other: Completion) -> bool:
-    return one.token_ids == other.token_ids
+def _equal(completion: Completion, other: Completion) -> bool:
+    return completion.token_ids == other.token_ids

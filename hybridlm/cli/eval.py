@@ -71,8 +71,8 @@ def evaluate(
 
     manager = TaskManager(include_path=None if tasks.include_path is None else str(tasks.include_path))
     named = [name.strip() for names in tasks.tasks for name in names.split(",") if name.strip()]
-    found = {name: manager.match_tasks([name]) for name in named}
-    if missing := [name for name, matching in found.items() if not matching]:
+    matches = {name: manager.match_tasks([name]) for name in named}
+    if missing := [name for name, matching in matches.items() if not matching]:
         raise ValueError(
             f"--tasks: lm_eval has no task, group or tag {', '.join(missing)}; --include-path adds your own"
         )
@@ -87,7 +87,7 @@ def evaluate(
     try:
         results = simple_evaluate(
             model=evaluated,
-            tasks=list(dict.fromkeys(name for matching in found.values() for name in matching)),
+            tasks=list(dict.fromkeys(name for matching in matches.values() for name in matching)),
             num_fewshot=tasks.num_fewshot,
             limit=tasks.limit,
             apply_chat_template=template.chat,

@@ -59,17 +59,22 @@ class SamplingOptions(PlainSettings):
     ignore_eos: Annotated[bool, setting("ignore_eos", "--ignore-eos")] = SamplingParams.ignore_eos
     logit_bias: Annotated[str | None, setting("logit_bias", "--logit-bias", note="A JSON object.")] = None
     bad_word: Annotated[list[str] | None, typer.Option(help="A string that is never sampled; repeatable.")] = None
+    allowed_token_id: Annotated[
+        list[int] | None, typer.Option(help="Sample only this token id; repeatable for more ids.")
+    ] = None
 
     def params(self, form: StructuredOutputs | None) -> SamplingParams:
         """Return the settings of all requests."""
         values = asdict(self)
         stop = [*(values.pop("stop") or ()), *(values.pop("stop_id") or ())]
         bias, bad_words = values.pop("logit_bias"), values.pop("bad_word") or ()
+        allowed_ids = values.pop("allowed_token_id") or None
         return SamplingParams(
             **values,
             stop=stop,
             logit_bias=None if bias is None else cast(Any, json_object(bias, "--logit-bias")),
             bad_words=bad_words,
+            allowed_token_ids=allowed_ids,
             structured_outputs=form,
         )
 
@@ -108,7 +113,9 @@ def generate(
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
 ) -> None:
-    """Continue prompts. A single completion is streamed, several are printed in the order of the input.
+    """Continue prompts.
+
+    A single completion is streamed, several are printed in the order of the input.
 
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
@@ -188,16 +195,16 @@ def _chat_ids(
 
 
 def _noting_full(events: Iterator[Event], max_tokens: int, full: list[int]) -> Iterator[Event]:
-    """Yield the events, and add to `full` the requests that ended because the context is full."""
+    """Yield events; add requests that ended with a full context to `full`."""
     for event in events:
-        one = event.completion
-        if one is not None and one.finish_reason == "length" and len(one.token_ids) < max_tokens:
+        completion = event.completion
+        if completion is not None and completion.finish_reason == "length" and len(completion.token_ids) < max_tokens:
             full.append(event.index)
         yield event
 
 
-def _write_in_order(events: Iterator[Event], total: int, shown: Callable[[int, Completion], str]) -> None:
-    """Print completions in the order of the requests, each as soon as those before it are finished.
+def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int, Completion], str]) -> None:
+    """Print completions in the order of requests, each as early as possible.
 
     After an interruption or an error those that had to wait for an earlier one are printed, too.
     """
@@ -208,18 +215,18 @@ def _write_in_order(events: Iterator[Event], total: int, shown: Callable[[int, C
             if event.completion is not None:
                 ready[event.index] = event.completion
             while following in ready:
-                _write(shown(following, ready[following]))
+                _write(text_of(following, ready[following]))
                 del ready[following]
                 following += 1
     except (KeyboardInterrupt, *EXPECTED) as error:
         for index in sorted(ready):
-            _write(shown(index, ready[index]))
+            _write(text_of(index, ready[index]))
         error.add_note(f"{following + len(ready):,} of {total:,} completions were finished and are printed")
         raise
 
 
 def _stream(events: Iterator[Event], text: bool) -> None:
-    """Print text, or token ids without a tokenizer, as it is generated; end the line also after an interruption."""
+    """Stream text, or token ids without a tokenizer; always end the line."""
     separator = ""
     try:
         for event in events:
@@ -236,12 +243,12 @@ def _shown(completion: Completion) -> str:
     return " ".join(map(str, completion.token_ids)) if completion.text is None else completion.text
 
 
-def _row(given: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
+def _row(prompts: list[NamedPrompt], n: int, index: int, completion: Completion) -> dict[str, Any]:
     tops, of_prompt = completion.top_logprobs, completion.prompt_logprobs
     return {
         "prompt": index // n,
         "completion": index % n,
-        "id": given[index // n].id,
+        "id": prompts[index // n].id,
         "text": completion.text,
         "reasoning": completion.reasoning,
         "answer": completion.answer,

@@ -43,7 +43,7 @@ def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
 
     Args:
         group: dataclass.
-        **defaults: default values that differ from those of the class.
+        **defaults: default values that differ from the class's defaults.
     """
     hints = get_type_hints(group, include_extras=True)
     for field in options_of(group):
@@ -79,14 +79,14 @@ def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[st
 
     Args:
         parameters: of the command.
-        values: of all options, by name; those of groups are removed.
+        values: of all options, by name; options of groups are removed.
     """
     groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
     return values | {name: _built(group, values) for name, group in groups.items()}
 
 
 def _built(group: type[Any], values: dict[str, Any]) -> Any:
-    """Return a group; None is the default of a field, and `read` makes a value of a text."""
+    """Return a group: None selects the default of a field, and `read` parses a text."""
     options = {field.name: (values.pop(field.name), field.metadata.get("read")) for field in options_of(group)}
     texts = {name: (value, read) for name, (value, read) in options.items() if value is not None}
     return group(**{name: value if read is None else read(value) for name, (value, read) in texts.items()})

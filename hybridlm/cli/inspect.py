@@ -1,4 +1,4 @@
-"""`hybridlm inspect`: report on one step of a model, as text or as an HTML page."""
+"""`hybridlm inspect`: a report on one step, as text or HTML page."""
 
 import math
 import warnings
@@ -72,10 +72,10 @@ def inspect(
     which pools it touches.
     """
     if weights:
-        beside = {"--html": html is not None, "--target": target is not None, "--step": step is not StepKind.DECODE}
-        if any(beside.values()):
-            said = ", ".join(name for name, given in beside.items() if given)
-            raise ValueError(f"--weights: lists tensors, not a step; expected no {said} beside it")
+        options = {"--html": html is not None, "--target": target is not None, "--step": step is not StepKind.DECODE}
+        if any(options.values()):
+            names = ", ".join(name for name, used in options.items() if used)
+            raise ValueError(f"--weights: lists tensors, not a step; expected no {names} beside it")
         _list_weights(model)
         return
     if html is not None:
@@ -101,46 +101,48 @@ def inspect(
 
 
 def _list_weights(model: str) -> None:
-    """Print a row for each weight of a checkpoint in Hugging Face's layout; it is read tensor by tensor."""
+    """Print a row for each weight of a checkpoint in Hugging Face's layout."""
     checkpoint = open_checkpoint(resolve(model))
     if not isinstance(checkpoint, CheckpointDirectory):
         raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
     headings = ("weight", "stored as", "shape", "MB", "bits", "rows of zeros", "clipped groups", "not finite")
-    table = table_of(*headings, left=2, title=str(checkpoint.path), overflow="fold")
+    table = table_of(*headings, text_columns=2, title=str(checkpoint.path), overflow="fold")
     total = numbers = wrong = 0
-    for one in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
-        total, numbers, wrong = total + one.bytes, numbers + math.prod(one.shape), wrong + one.not_finite
-        cells = ("", "") if one.health is None else (f"{one.health.zero_rows:,}", f"{one.health.clipped_groups:,}")
+    for weight in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
+        total, numbers, wrong = total + weight.bytes, numbers + math.prod(weight.shape), wrong + weight.not_finite
+        cells = (
+            ("", "") if weight.health is None else (f"{weight.health.zero_rows:,}", f"{weight.health.clipped_groups:,}")
+        )
         zero, clipped = cells
-        bits = 8 * one.bytes / max(math.prod(one.shape), 1)
-        shape = " x ".join(map(str, one.shape))
+        bits = 8 * weight.bytes / max(math.prod(weight.shape), 1)
+        shape = " x ".join(map(str, weight.shape))
         row = (
-            one.name,
-            one.stored_as,
+            weight.name,
+            weight.stored_as,
             shape,
-            f"{one.bytes / 1e6:,.3f}",
+            f"{weight.bytes / 1e6:,.3f}",
             f"{bits:.2f}",
             zero,
             clipped,
-            f"{one.not_finite:,}",
+            f"{weight.not_finite:,}",
         )
-        table.add_row(*map(Text, row), style="red" if one.lost or one.not_finite else None)
+        table.add_row(*map(Text, row), style="red" if weight.lost or weight.not_finite else None)
     console_for_table(200).print(table)
     typer.echo(f"{numbers:,} weights in {total / 1e6:,.1f} MB, {8 * total / max(numbers, 1):.2f} bits each")
     if wrong:
         typer.echo(f"{wrong:,} weights are NaN or infinite: results that they take part in are refused", err=True)
 
 
-def _shape(engine: Engine, which: StepKind) -> Shape:
-    if which is StepKind.SCORE:
+def _shape(engine: Engine, kind: StepKind) -> Shape:
+    if kind is StepKind.SCORE:
         return Shape("score", engine.prefill_rows, engine.chunk, 0)
-    if which is StepKind.PROMPT:
+    if kind is StepKind.PROMPT:
         return Shape("generate", engine.prefill_rows, engine.chunk)
     return Shape("generate", engine.lanes, 1)
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Return arguments of a step whose lanes continue rows of their own; a chunk has one token less than it could."""
+    """Return arguments of a step: every lane continues its own row, chunks lack one token."""
     params, rows, inputs = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 

@@ -42,7 +42,9 @@ def launch(
     ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:
-    """Run a command in several processes, over all their devices: `hybridlm launch -n 4 -- score ...`.
+    """Run a command in several processes, over all their devices.
+
+    Example: `hybridlm launch -n 4 -- score ...`.
 
     Process 0 reads and writes, the others run a worker loop. Without --mesh lanes are split over all devices.
     """
@@ -59,9 +61,9 @@ def launch(
             raise typer.Exit(status or 0)
         if processes < 1:
             raise ValueError(f"launch: expected at least one process, got {processes}")
-        own = [f"--timeout={timeout:g}", *([] if devices is None else [f"--devices={devices}"])]
+        options = [f"--timeout={timeout:g}", *([] if devices is None else [f"--devices={devices}"])]
         try:
-            start([sys.executable, "-m", "hybridlm", "launch", *own, "--", *command], processes, timeout)
+            start([sys.executable, "-m", "hybridlm", "launch", *options, "--", *command], processes, timeout)
         except LaunchError as error:
             # Process 0 has said which rows have an error.
             if not (error.others_ended and error.status == EXIT_BAD_ROWS):

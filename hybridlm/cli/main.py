@@ -47,11 +47,11 @@ app.add_typer(cache, name="cache")
 app.command("families")(list_families)
 
 
-def _print_version(asked: bool) -> bool:
-    if asked:
+def _print_version(version: bool) -> bool:
+    if version:
         typer.echo(f"hybridlm {__version__}")
         raise typer.Exit
-    return asked
+    return version
 
 
 @app.callback()

@@ -1,4 +1,4 @@
-"""Options of `load` and of sampling for all commands, and errors as one message instead of a traceback."""
+"""Options of `load` for all commands, and errors as messages without traceback."""
 
 import inspect
 import json
@@ -88,15 +88,15 @@ class Loading:
         settings = {name: value for name, value in self.settings.items() if value is not None}
         return replace(SERVING, **settings | {"mesh": mesh})
 
-    def load(self, model: str, **others: Any) -> LM:
-        """Load a model; `others` are settings in the place of those given."""
-        settings = self.settings | others
+    def load(self, model: str, **options: Any) -> LM:
+        """Load a model; `options` are settings in the place of those given."""
+        settings = self.settings | options
         if settings.get("prefix_cache") == "0":
             del settings["prefix_cache"]
         return load(model, **{**settings, "mesh": read_mesh(settings.get("mesh"))})
 
     def leading(self, model: str) -> LM | None:
-        """Load the model of a command; None where this process has followed another one to its end."""
+        """Load the model of a command; None in worker processes, at their end."""
         lm = self.load(model)
         return None if lm.run_worker() else lm
 
@@ -161,7 +161,7 @@ def json_object(text: str | None, option: str) -> dict[str, Any]:
 
 @contextmanager
 def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
-    """Turn the exceptions of a command into a message on standard error and an exit status.
+    """Report exceptions of a command as a message and an exit status.
 
     With `verbose` the log of hybridlm goes there, too.
 
@@ -206,22 +206,22 @@ def _logged() -> Iterator[None]:
 
 
 def console_for_table(width: int = 120) -> Console:
-    """Return a console as wide as the terminal; in a file or a pipe, of a width that a table needs."""
+    """Return a console with the width of the terminal, or of tables in files and pipes."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 
-def table_of(*headings: str, left: int = 1, title: str | None = None, **columns: Any) -> Table:
+def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:
     """Return an empty table.
 
     Args:
         *headings: of the columns.
-        left: number of columns that are justified left; the others right.
+        text_columns: number of columns that are justified left; the others right.
         title: None for none.
         **columns: settings of every column.
     """
     table = Table(title=title, title_justify="left", title_style="")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right", **columns)
+        table.add_column(heading, justify="left" if number < text_columns else "right", **columns)
     return table
 
 
@@ -232,7 +232,7 @@ def _message(error: Exception) -> str:
 
 
 def _notes(error: BaseException) -> list[str]:
-    """Return the notes on an error, without JAX's of several lines, which concern tracebacks."""
+    """Return the notes on an error, without JAX's long notes about tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
 
 

@@ -45,7 +45,7 @@ def quantise(
 ) -> None:
     """Write a checkpoint with quantised weights, rounded to nearest, as compressed-tensors.
 
-    The matrices that suffer most stay as they are. Weights are read and written tensor by tensor.
+    The most sensitive matrices stay unchanged. Weights are read and written tensor by tensor.
     """
     with reported(debug), load_progress(None) as progress:
         report = quantise_checkpoint(

@@ -1,4 +1,4 @@
-"""Signals that end a command: it reports the rows on disk and exits with the signal's status, as after Ctrl-C."""
+"""Signals end a command like Ctrl-C: rows on disk are reported, the status has the signal."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Standard output of the commands: errors of writing have its name, also those of help and version."""
+"""Standard output of commands: write errors have its name, also for help and version."""
 
 import io
 import os
@@ -15,7 +15,7 @@ NAME = "standard output"
 
 
 class _Named(io.FileIO):
-    """A descriptor whose errors of writing name it; it stays open."""
+    """A descriptor that stays open and has a name in write errors."""
 
     def __init__(self, descriptor: int):
         super().__init__(descriptor, "wb", closefd=False)
@@ -27,26 +27,26 @@ class _Named(io.FileIO):
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Give errors of writing to standard output its name, and report those that no command has reported.
+    """Name standard output in write errors; report errors that no command has reported.
 
-    Without standard output (`>&-`) there is nobody to read, and what is printed is dropped.
+    Without standard output (`>&-`) there is no reader, and output is dropped.
 
     Raises:
         SystemExit: an error was reported.
     """
-    before = sys.stdout
-    if before is None:
+    stream = sys.stdout
+    if stream is None:
         sys.stdout = open(os.devnull, "w")
-    elif isinstance(before, io.TextIOWrapper):
-        before.flush()
-        raw = _Named(before.fileno())
-        unbuffered = isinstance(before.buffer, io.FileIO)  # with `python -u`
+    elif isinstance(stream, io.TextIOWrapper):
+        stream.flush()
+        raw = _Named(stream.fileno())
+        unbuffered = isinstance(stream.buffer, io.FileIO)  # with `python -u`
         sys.stdout = io.TextIOWrapper(
             raw if unbuffered else io.BufferedWriter(raw),
-            before.encoding,
-            before.errors,
-            line_buffering=before.line_buffering,
-            write_through=before.write_through,
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
         )
     try:
         try:
@@ -62,8 +62,8 @@ def standard_output() -> Iterator[None]:
         typer.echo(f"error: {NAME}: {error.strerror}", err=True)
         raise SystemExit(1) from None
     finally:
-        named, sys.stdout = sys.stdout, before
-        if named is not before:
+        named, sys.stdout = sys.stdout, stream
+        if named is not stream:
             named.close()  # nothing is buffered: it was flushed, or goes nowhere
 
 
@@ -73,5 +73,5 @@ def concerns_standard_output(error: BaseException) -> bool:
 
 
 def drop_rest() -> None:
-    """Write what is buffered, and what comes, nowhere: it would raise again when the interpreter exits."""
+    """Discard buffered and later output: it would raise again at the exit of the interpreter."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

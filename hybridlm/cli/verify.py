@@ -83,7 +83,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="With --target: print the report as JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write each certificate as JSON into this directory.")] = None,
 ) -> None:
-    """Prove that no lane of any step reaches another, and audit the program that XLA compiles.
+    """Prove that no lane of any step reaches another, and audit XLA's program.
 
     If a backend of XLA does not report its buffer assignment, a step is proved and "not audited", which is no failure.
     There is a row per step: prefill, decoding, verification of drafts, and scoring. The exit status is 1 if one fails.
@@ -163,12 +163,12 @@ def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engin
 
 
 def _printed_fit(console: Console, engine: Engine, report: PlannedReport) -> bool:
-    """Print whether a planned model fits its target; return True if it does, or if there is no target."""
+    """Print if a planned model fits its target; return True if so, or without target."""
     target = engine.placement.target
     if target is None or target.memory is None:
         return True
     # Beside its scratch a step has results of the same order: XLA says how much, once it is compiled.
-    fit = fit_of(engine, target.memory, target.platform, max(one.plan.lower_bound for one in report.found), None)
+    fit = fit_of(engine, target.memory, target.platform, max(step.plan.lower_bound for step in report.found), None)
     for line in (f"on each {target.device_kind}:", *fit.lines):
         console.print(Text(line))
     return fit.fits
@@ -195,12 +195,12 @@ def _place(shape: AnyShape) -> tuple[str, str, str]:
     return f"{'keep' if shape.kept else 'restore'} a {shape.part}", str(shape.pool), ""
 
 
-def _print_statements(console: Console, found: Iterable[Any]) -> None:
+def _print_statements(console: Console, rows: Iterable[Any]) -> None:
     """Print each statement about the steps once."""
-    every = list(found)
+    every = list(rows)
     for heading in ("proved", "audited", "measured", "not_audited", "assumed", "not_covered"):
-        said = (getattr(one, heading, None) or () for one in every)
-        lines = dict.fromkeys(str(line) for one in said for line in ((one,) if isinstance(one, str) else one))
+        groups = (getattr(statement, heading, None) or () for statement in every)
+        lines = dict.fromkeys(str(line) for group in groups for line in ((group,) if isinstance(group, str) else group))
         if lines:
             console.print(Text(f"\n{heading.replace('_', ' ')}:"))
         for line in lines:
@@ -208,7 +208,7 @@ def _print_statements(console: Console, found: Iterable[Any]) -> None:
 
 
 def _print_exchanges(console: Console, report: VerifyReport) -> None:
-    """Print what devices exchange in each step."""
+    """Print the collectives of each step."""
     for name, lines in report.exchanged.items():
         console.print(Text(f"\nexchanged by {name}:"))
         for line in lines or ("nothing",):

@@ -1,4 +1,4 @@
-"""Reports of `hybridlm verify`: a table row for each step of an engine, compiled or only planned."""
+"""Reports of `hybridlm verify`: a table row for each compiled or planned step."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -48,11 +48,11 @@ class VerifyReport(ABC):
         """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
 
     def exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """Return the number of collectives of a step, and the bytes that each device sends in all of them."""
+        """Return the number of collectives of a step and their bytes per device."""
         if not self._over_mesh:
             return ()
         self.exchanged[str(shape)] = step.exchanged
-        count = sum(one.times or 0 for one in step.collectives)
+        count = sum(collective.times or 0 for collective in step.collectives)
         if step.sent is None:
             return f"at least {count}", "as loops decide"
         return str(count), format_bytes(step.sent)
@@ -73,7 +73,7 @@ class CompiledReport(VerifyReport):
     @property
     def summary(self) -> str:
         """Return what holds of all steps so far, for the report's last line."""
-        missing = sum(one.not_audited is not None for one in self.found)
+        missing = sum(report.not_audited is not None for report in self.found)
         return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
 
     def cells(self, shape: AnyShape) -> Cells:
@@ -96,7 +96,7 @@ class CompiledReport(VerifyReport):
 
 
 def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
-    """Write a certificate as JSON into a directory, created if necessary, under the name of its step."""
+    """Write a certificate as JSON, named for its step; create the directory."""
     out.mkdir(parents=True, exist_ok=True)
     with replacing(out / f"{step.replace(' ', '-')}.json") as file:
         file.buffer.write(certificate.to_json().encode())

@@ -1,4 +1,4 @@
-"""`hybridlm verify --target`: every step compiled for a machine that need not be there, and whether the model fits."""
+"""`hybridlm verify --target`: steps compiled for an absent machine, and their memory."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def verify_target(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the report on a model on a target, as a table or as JSON; exit with status 1 if anything is wrong.
+    """Print the report on a model on a target; exit with status 1 on faults.
 
     Args:
         target: name, with a number of devices behind a colon.
@@ -52,11 +52,11 @@ def verify_target(
         machine, loading.config(), model=model, config=config, mesh=loading.mesh_sizes, recipe=recipe
     )
     shapes = shapes_of(engine)
-    with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as done:
-        report = report_on(engine, shapes, done)
-    for one in report.steps:
-        if out is not None and one.certificate is not None:
-            write_certificate(out, one.name, one.certificate)
+    with counting_progress(None, f"compiling for {machine.name}", len(shapes)) as advance:
+        report = report_on(engine, shapes, advance)
+    for step in report.steps:
+        if out is not None and step.certificate is not None:
+            write_certificate(out, step.name, step.certificate)
     if as_json:
         typer.echo(report.to_json(), nl=False)
     else:
@@ -71,42 +71,42 @@ def _print(report: TargetReport, console: Console) -> None:
         f"{report.family}, {report.dtype}, on {report.devices} x {report.device}{over}; per device, compiled, not run"
     )
     table = table_of("step", *HEADINGS, title=title, no_wrap=True)
-    for one in report.steps:
-        table.add_row(one.name, *_cells(one))
+    for step in report.steps:
+        table.add_row(step.name, *_cells(step))
     console.print(table)
     for line in () if report.fit is None else report.fit.lines:
         console.print(Text(line))
-    for why in dict.fromkeys(one.certificate.not_audited for one in report.steps if one.certificate is not None):
+    for why in dict.fromkeys(step.certificate.not_audited for step in report.steps if step.certificate is not None):
         if why is not None:
             console.print(Text(f"not audited: {why}"))
-    took = sum(one.certificate.seconds.compile for one in report.steps if one.certificate is not None)
+    took = sum(step.certificate.seconds.compile for step in report.steps if step.certificate is not None)
     console.print(Text(f"XLA compiled for {took:.0f} s"))
-    kept = sum(one.reused for one in report.steps)
-    if kept:
-        console.print(Text(f"{kept} of {len(report.steps)} steps were compiled by an earlier process"))
-    for one in report.steps:
-        for fault in one.faults:
-            typer.echo(f"\n{one.name}: {fault}", err=True)
+    stored = sum(step.reused for step in report.steps)
+    if stored:
+        console.print(Text(f"{stored} of {len(report.steps)} steps were compiled by an earlier process"))
+    for step in report.steps:
+        for fault in step.faults:
+            typer.echo(f"\n{step.name}: {fault}", err=True)
 
 
-def _cells(one: StepReport) -> tuple[str | Text, ...]:
+def _cells(step: StepReport) -> tuple[str | Text, ...]:
     no, yes = Text("NO", "bold red"), Text("yes", "green")
-    certificate = one.certificate
+    certificate = step.certificate
     if certificate is None:
         return (Text("NOT COMPILED", "bold red"),)
-    audited = yes if not one.faults else no
+    audited = yes if not step.faults else no
     if certificate.not_audited is not None:
         audited = Text("none", "yellow")
-    floor, seconds, rate = one.floor_moved, one.floor_seconds, one.tokens_per_second
+    floor, seconds, rate = step.floor_moved, step.floor_seconds, step.tokens_per_second
     return (
         yes if certificate.proved else no,
         audited,
         str(len(certificate.copies)),
-        format_bytes(one.scratch),
-        str(one.kernels),
-        format_bytes(one.moved),
-        "" if floor is None else f"{one.moved / floor:.2f}",
-        "" if floor is None else f"{one.flops / 1e9:,.3g}",
+        format_bytes(step.scratch),
+        str(step.kernels),
+        format_bytes(step.moved),
+        "" if floor is None else f"{step.moved / floor:.2f}",
+        "" if floor is None else f"{step.flops / 1e9:,.3g}",
         "" if seconds is None else _milliseconds(seconds),
         "" if rate is None else f"{rate:,.0f}",
     )

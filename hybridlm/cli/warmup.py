@@ -17,7 +17,9 @@ def warmup(
         bool, typer.Option("--full", help="Only the steps of all lanes, not those of fewer sequences.")
     ] = False,
 ) -> None:
-    """Compile and keep every step that generating and scoring use, so that later processes compile nothing.
+    """Compile and store every step of generation and scoring.
+
+    Later processes compile nothing.
 
     Give the settings that the model is loaded with later: other lanes, contexts, chunks, dtypes or meshes have other
     steps. The exit status is 1 if a step could not be kept.
@@ -25,7 +27,7 @@ def warmup(
     if (lm := loading.leading(model)) is None:
         return
     lm.warmup(every_bucket=not full)
-    table = table_of("step", "origin", "seconds", left=2)
+    table = table_of("step", "origin", "seconds", text_columns=2)
     origins = lm.engine.programs.origins
     for shape, origin in origins.items():
         where = "from the store" if origin.stored else "compiled"

@@ -1,4 +1,4 @@
-"""The small model that ships with the package, and the stories that it answers questions about.
+"""The small model of the package, and the stories of its questions.
 
 The model is a real hybrid checkpoint (Gated DeltaNet and attention layers, Hugging Face layout). It was trained by
 `scripts/demo/train_demo.py` to answer one question about a story, and the answer is in that story only: a sequence

@@ -1,7 +1,7 @@
-"""Short stories in plain English whose last question can be answered from the story alone.
+"""Short stories in plain English; each answers its last question.
 
-Names and things are random in every story, colours and nouns repeat within one, and nothing outside the story says who
-has what. Stories depend on the seed alone: only `random.Random.random` is used, whose sequence Python guarantees across
+Names and things are random in every story, colours and nouns repeat within one, and nothing outside the story tells who
+has what. Stories depend on the seed alone: only `random.Random.random` is used: Python guarantees its sequence across
 versions.
 """
 
@@ -99,13 +99,13 @@ def question_about(thing: str) -> str:
 
 
 def reply_to(question: str, name: str) -> str:
-    """Return the reply to a question of `question_about`; it begins with a space and directly follows the question."""
+    """Return the reply to a question; it begins with a space."""
     thing = question.removeprefix("Who has the ").removesuffix("?")
     return f" The {thing} is with {name}."
 
 
 def story(seed: int, holders: int = HOLDERS) -> Story:
-    """Return the story of a seed: the same text on every machine and every version of Python.
+    """Return the story of a seed, equal on every machine and version of Python.
 
     Args:
         seed: at least 0.
@@ -147,7 +147,10 @@ class _Random:
 
 
 def _things(rng: _Random, count: int) -> tuple[list[str], list[str]]:
-    """Return `count` things that are held and two that are not. Few colours and nouns, so that neither is enough."""
+    """Return `count` held things and two others.
+
+    Colours and nouns are few, so that neither is enough.
+    """
     colours = rng.some(COLOURS, 4)
     nouns = rng.some(NOUNS, count)
     things = rng.some([f"{colour} {noun}" for colour in colours for noun in nouns], count + 2)
@@ -155,7 +158,7 @@ def _things(rng: _Random, count: int) -> tuple[list[str], list[str]]:
 
 
 def _telling(rng: _Random, pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return sentences that say who has what, one or two holders in each."""
+    """Return sentences with the holder of each thing, one or two in each."""
     sentences: list[str] = []
     rest = [rng.one(_HOLDS).format(name=name, thing=thing) for thing, name in pairs]
     while rest:

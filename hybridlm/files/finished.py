@@ -21,28 +21,38 @@ KEPT_EVERY = 20.0
 class FinishedTexts:
     """Results of the finished texts of one part, as arrays by text number.
 
-    Calls are counted, because the same part makes the same calls in each run. Files are named
-    `finished-PART-NUMBER.safetensors`.
+    As a context it writes all new results when an error ends the part. Calls are counted, because the same part makes
+    the same calls in each run. Files are named `finished-PART-NUMBER.safetensors`.
 
     Args:
         folder: of the parts, which no other process writes to.
         part: number of the part.
         clock: returns seconds.
+        begun: when the first run began, in seconds since 1970.
 
     Attributes:
         tokens: tokens of the texts that this run computes for the part; 0 before they are known.
+        begun: see the argument.
 
     Raises:
         ValueError: a file is damaged.
     """
 
-    def __init__(self, folder: Path, part: int, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, folder: Path, part: int, clock: Callable[[], float] = time.monotonic, begun: int = 0):
         self._folder, self._part, self._clock = folder, part, clock
         self._earlier, self._new = dict[str, np.ndarray](), dict[str, np.ndarray]()
-        self._calls, self._written, self._last, self.tokens = 0, 0, clock(), 0
+        self._calls, self._written, self._last, self.tokens, self.begun = 0, 0, clock(), 0, begun
         while (path := self._path(self._written)).exists():
             self._earlier |= _read(path)
             self._written += 1
+
+    def __enter__(self) -> "FinishedTexts":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Write all new results after an interruption or an error, unless nothing can be written."""
+        if kind is not None and not issubclass(kind, OSError):
+            self.flush()
 
     def begin_call(self) -> int:
         """Return the number of the next call."""
@@ -66,9 +76,17 @@ class FinishedTexts:
             array[...] = stored
         return True
 
+    def take(self, call: int, text: int, name: str) -> np.ndarray | None:
+        """Return an array of an earlier run; None without one."""
+        return self._earlier.pop(f"{call}/{text}/{name}", None)
+
     def add(self, call: int, text: int, arrays: Mapping[str, np.ndarray]) -> None:
         """Add the results of a text; write new results at intervals."""
         self._new |= {f"{call}/{text}/{name}": np.ascontiguousarray(array) for name, array in arrays.items()}
+        self.write_if_due()
+
+    def write_if_due(self) -> None:
+        """Write new results if the last file is old enough; call it after each step if texts finish rarely."""
         if self._clock() - self._last >= KEPT_EVERY:
             self.flush()
 

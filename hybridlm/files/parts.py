@@ -170,7 +170,7 @@ class Parts:
 
     def finished(self) -> FinishedTexts:
         """Return the results of single texts of the next part; raises ValueError if they are damaged."""
-        return FinishedTexts(self.folder, len(self.done))
+        return FinishedTexts(self.folder, len(self.done), begun=self.begun)
 
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
         """Make the output of the parts; it appears, or replaces an older file, whole.

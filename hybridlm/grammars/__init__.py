@@ -1,9 +1,10 @@
 """Grammars that completions follow: JSON schemas, regular expressions, choices and Lark grammars, by llguidance.
 
-Imports text. Begin with `structured_outputs`, then `grammars`: the masks of the tokens that may come next.
+Imports text. Begin with `structured_outputs`, then `grammars` and `masks`: the tokens that may come next.
 """
 
-from hybridlm.grammars.grammars import Grammars, GrammarSource, GrammarState, token_masks
+from hybridlm.grammars.grammars import Grammars, GrammarSource, GrammarState
+from hybridlm.grammars.masks import TokenSet, TokenState, token_masks
 from hybridlm.grammars.structured_outputs import StructuredOutputs, compiler_version, grammar_text
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "GrammarState",
     "Grammars",
     "StructuredOutputs",
+    "TokenSet",
+    "TokenState",
     "compiler_version",
     "grammar_text",
     "token_masks",

@@ -217,35 +217,6 @@ class Grammars:
         return matcher
 
 
-def token_masks(
-    states: Sequence[GrammarState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
-) -> np.ndarray | None:
-    """Return the masks of every lane, or None if no lane has a grammar.
-
-    Lanes without a grammar may sample any token.
-
-    Args:
-        states: states of the lanes.
-        words: words of a mask.
-        drafts: drafts of the lanes; None for a step that verifies none.
-        tokens: tokens of a lane in a step that verifies.
-
-    Returns:
-        uint32 [lanes, words], or with drafts [lanes, tokens, words].
-    """
-    width = max((state.words for state in states if state is not None), default=0)
-    if not width:
-        return None
-    masks = np.full((len(states), tokens, width), 0xFFFFFFFF, np.uint32)
-    if drafts is None:
-        GrammarState.fill_all([(state, lane) for lane, state in enumerate(states) if state is not None], masks[:, 0])
-        return np.ascontiguousarray(masks[:, 0, :words])
-    for state, lane_drafts, rows in zip(states, drafts, masks, strict=True):
-        if state is not None:
-            state.fill(rows, lane_drafts)
-    return np.ascontiguousarray(masks[:, :, :words])
-
-
 @cache
 def _executor() -> "LLExecutor":
     from llguidance import LLExecutor

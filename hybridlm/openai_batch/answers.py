@@ -1,17 +1,28 @@
 """Answers to the lines of a batch file, as rows of the output."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from hybridlm.engine.inputs import Inputs
 from hybridlm.errors import GrammarError, NumericalError
+from hybridlm.files.finished import FinishedTexts
+from hybridlm.files.json_lines import dump
 from hybridlm.openai_batch.request import OpenAIRequest
 from hybridlm.openai_batch.response import response_body
 from hybridlm.requests.results import Completion, Score
 from hybridlm.score_files.rows import InputRow, OutputRow
 from hybridlm.session import Session
+from ir_passes.files.strict_json import parse_json
+
+Answer = dict[str, Any] | NumericalError | GrammarError
+"""The body of a response, or the error of the model."""
+Outcome = Completion | NumericalError | GrammarError
+"""The end of one choice."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +35,7 @@ class BatchModel:
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
         begin: called before each part, so that a part is independent of earlier parts.
+        keeping: context that writes the scores of a part to disk.
     """
 
     inputs: Inputs
@@ -31,69 +43,87 @@ class BatchModel:
     score: Callable[[Sequence[tuple[int, ...]], int], list[Score]]
     name: str
     begin: Callable[[], None] = lambda: None
+    keeping: Callable[[FinishedTexts], AbstractContextManager[Any]] = nullcontext
 
 
-Answer = dict[str, Any] | NumericalError | GrammarError
-"""The body of a response, or the error of the model."""
-
-
-def answers(model: BatchModel, requests: Sequence[OpenAIRequest], created: int) -> list[Answer]:
-    """Return the answers to requests, in order.
+def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: FinishedTexts) -> list[Answer]:
+    """Return the answers to the requests of a part, in order.
 
     Args:
         model: answers the requests, all of them together.
         requests: of a part.
-        created: time of the responses, in seconds since 1970.
+        finished: keeps bodies on disk; an earlier run's bodies are not computed again, its errors are.
     """
-    found: list[Answer] = []
-    scores, completions = _score(model, requests), _complete(model, requests)
-    for request, of_prompts, of_choices in zip(requests, scores, completions, strict=True):
-        errors: list[NumericalError | GrammarError] = [
-            NumericalError(f"prompt {i}", score.first_wrong)
-            for i, score in enumerate(of_prompts)
+    call, results, waiting = finished.begin_call(), dict[int, Answer](), dict[int, OpenAIRequest]()
+    with model.keeping(finished):
+        scores = _score(model, requests)
+
+    def answer(i: int, choices: Sequence[Outcome]) -> None:
+        errors = [
+            NumericalError(f"prompt {j}", score.first_wrong)
+            for j, score in enumerate(scores[i])
             if score.first_wrong is not None
         ]
-        errors += [one for one in of_choices if isinstance(one, NumericalError | GrammarError)]
-        done = [one for one in of_choices if isinstance(one, Completion)]
-        body = None if errors else response_body(request, done, of_prompts, model.inputs.tokenizer, model.name, created)
-        found.append(errors[0] if body is None else body)
-    return found
+        errors += [choice for choice in choices if not isinstance(choice, Completion)]
+        if errors:
+            results[i] = errors[0]
+            return
+        completions = [choice for choice in choices if isinstance(choice, Completion)]
+        body = response_body(requests[i], completions, scores[i], model.inputs.tokenizer, model.name, finished.begun)
+        finished.add(call, i, {"body": np.frombuffer(dump(body).encode(), np.uint8)})
+        results[i] = body
+
+    for i, request in enumerate(requests):
+        body = finished.take(call, i, "body")
+        if body is not None:
+            results[i] = parse_json(body.tobytes())
+        elif request.requests:
+            waiting[i] = request
+        else:
+            answer(i, [])
+    for i, choices in _complete(model, waiting, finished):
+        answer(i, choices)
+    return [results[i] for i in range(len(requests))]
 
 
-def _score(model: BatchModel, asked: Sequence[OpenAIRequest]) -> list[list[Score]]:
-    """Return the prompts' scores for every request that asks for their log-probabilities, none for the others."""
-    found: list[list[Score]] = [[] for _ in asked]
-    for top in {request.top for request in asked if request.scored and request.top is not None}:
-        places = [i for i, request in enumerate(asked) if request.scored and request.top == top]
-        prompts = [prompt.token_ids for i in places for prompt in asked[i].prompts]
-        scores = iter(model.score(prompts, top))
+def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
+    """Return the scores of the prompts of each request; empty unless it echoes log-probabilities."""
+    scores: list[list[Score]] = [[] for _ in requests]
+    for top in sorted({request.top for request in requests if request.scored and request.top is not None}):
+        places = [i for i, request in enumerate(requests) if request.scored and request.top == top]
+        results = iter(model.score([prompt.token_ids for i in places for prompt in requests[i].prompts], top))
         for i in places:
-            found[i] = [next(scores) for _ in asked[i].prompts]
-    return found
+            scores[i] = [next(results) for _ in requests[i].prompts]
+    return scores
 
 
 def _complete(
-    model: BatchModel, asked: Sequence[OpenAIRequest]
-) -> list[list[Completion | NumericalError | GrammarError]]:
-    """Return the choices of every request; all share the lanes, and each is sampled as if it were alone."""
-    found: dict[int, Completion] = {}
-    everything = [request for one in asked for request in one.requests]
+    model: BatchModel, requests: Mapping[int, OpenAIRequest], finished: FinishedTexts
+) -> Iterator[tuple[int, list[Outcome]]]:
+    """Yield number and choices of each request at its end; requests share lanes."""
+    owners = [(i, choice) for i, request in requests.items() for choice in request.requests]
+    outcomes = {i: dict[int, Outcome]() for i in requests}
+    failed = set[int]()
+    if not owners:
+        return
     with model.session() as session:
-        for index, request in enumerate(everything):
-            session.add(replace(request, index=index, sampling_index=request.index))
+        for index, (_, choice) in enumerate(owners):
+            session.add(replace(choice, index=index, sampling_index=choice.index))
         while session.busy:
+            ended = dict[int, Outcome]()
             try:
-                events = session.step()
+                ended |= {event.index: event.completion for event in session.step() if event.completion is not None}
             except (NumericalError, GrammarError):
-                continue  # its request has ended without a completion, the others go on
-            for event in events:
-                if event.completion is not None:
-                    found[event.index] = event.completion
-    results = iter(
-        found[index] if index in found else session.errors[index].of(f"choice {request.index}")
-        for index, request in enumerate(everything)
-    )
-    return [[next(results) for _ in one.requests] for one in asked]
+                pass  # its request has ended without a completion, the others go on
+            for index in session.errors.keys() - failed:
+                ended[index] = session.errors[index].of(f"choice {owners[index][1].index}")
+                failed.add(index)
+            for index, outcome in ended.items():
+                i, choice = owners[index]
+                outcomes[i][choice.index] = outcome
+                if len(outcomes[i]) == len(requests[i].requests):
+                    yield i, [outcome for _, outcome in sorted(outcomes[i].items(), key=lambda item: item[0])]
+            finished.write_if_due()
 
 
 def answer_row(row: InputRow, name: str | None, answer: Answer | str) -> OutputRow:

@@ -5,7 +5,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -125,12 +125,13 @@ class BatchTask(Task):
             model.scores,
             model.path.name,
             engine.clear_prefix_cache,
+            model.keeping,
         )
         origin = {**model.origin(), "prefix_cache": engine.options.texts()["prefix_cache"]}
         return batch_rows(batch, origin, counts=model.counts, window=LINES_PER_LANE * engine.lanes)
 
 
-def batch_rows(model: BatchModel, origin: Origin, **others: Any) -> RowTask:
+def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
     """Return the task of requests with a model.
 
     Args:
@@ -153,7 +154,7 @@ def batch_rows(model: BatchModel, origin: Origin, **others: Any) -> RowTask:
         rows="lines",
         verb="answering",
         report=_report,
-        **others,
+        **fields,
     )
 
 
@@ -163,23 +164,23 @@ class _Run:
 
     Attributes:
         model: answers the requests.
-        created: time of all responses, in seconds since 1970: the begin of the first run.
+        finished: answers of the current part.
     """
 
     model: BatchModel
-    created: int = field(default=0)
+    finished: FinishedTexts | None = None
 
     @contextmanager
-    def part(self, parts: Parts, finished: FinishedTexts) -> Iterator[None]:
+    def part(self, finished: FinishedTexts) -> Iterator[None]:
         """Compute a part, independent of earlier parts."""
-        del finished
-        self.created = parts.begun
+        self.finished = finished
         self.model.begin()
         yield
 
     def answers(self, requests: Sequence[OpenAIRequest]) -> list[Answer]:
         """Return the answers to requests, in order."""
-        return answers(self.model, requests, self.created)
+        assert self.finished is not None, "requests are answered in parts"
+        return answers(self.model, requests, self.finished)
 
 
 def _report(output: Path, parts: Parts, kept: int) -> BatchFileReport:

@@ -1,4 +1,4 @@
-"""Fields of a JSON object; wrong types, missing fields and unsupported fields are reported in one error."""
+"""Fields of a JSON object; one error reports all wrong, missing and unsupported fields."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +32,11 @@ STRINGS = Kind(
     lambda value: isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value)),
 )
 MAX_EXACT_FLOAT = 2**53
-"""Largest magnitude up to which float64 holds every whole number."""
+"""Largest magnitude such that float64 holds every smaller whole number."""
 
 
 def _is_integral(value: Any) -> bool:
-    """Return True for a whole number, also in the form 4.0 of JSON writers with float64 numbers."""
+    """Return True for a whole number; JSON writers with float64 numbers write 4.0."""
     return is_whole(value) or (isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT_FLOAT)
 
 
@@ -47,20 +47,29 @@ TOKEN_IDS = Kind(
 )
 
 
-def whole(least: int, most: int) -> Kind:
-    """Return the kind of whole numbers from `least` to `most`, read as int."""
-    return Kind(f"a whole number in {least}..{most}", lambda value: _is_integral(value) and least <= value <= most, int)
+def whole(minimum: int, maximum: int) -> Kind:
+    """Return the kind of whole numbers from `minimum` to `maximum`, read as int."""
+    return Kind(
+        f"a whole number in {minimum}..{maximum}",
+        lambda value: _is_integral(value) and minimum <= value <= maximum,
+        int,
+    )
+
+
+def among(*values: str) -> Kind:
+    """Return the kind of these texts."""
+    return Kind(f"one of {', '.join(values)}", lambda value: isinstance(value, str) and value in values)
 
 
 class Fields:
-    """The fields of an object that have not been taken yet; null counts as absent, as it does for OpenAI."""
+    """Remaining fields of an object; null counts as absent, as for OpenAI."""
 
     def __init__(self, value: Mapping[str, Any]):
         self._left = {name: item for name, item in value.items() if item is not None}
         self._faults: list[str] = []
 
     def take(self, name: str, kind: Kind, default: Any = None) -> Any:
-        """Return the value of a field, or the default if it is absent; another kind of value is a fault."""
+        """Return the value of a field, or the default; add a fault for another kind."""
         if name not in self._left:
             return default
         value = self._left.pop(name)
@@ -70,7 +79,7 @@ class Fields:
         return default
 
     def need(self, name: str, kind: Kind) -> Any:
-        """Return the value of a required field; None, and a fault, if it is absent or of another kind."""
+        """Return a required field; None and a fault if it is absent or wrong."""
         if name not in self._left:
             self.fault(f"{name}: is missing")
         return self.take(name, kind)
@@ -91,7 +100,9 @@ class Fields:
         for name, value in self._left.items():
             if name not in neutral:
                 self.fault(f"{name}: is not supported")
-            elif not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral[name]):
+            elif not any(
+                value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral[name]
+            ):
                 values = " or ".join(map(shown, neutral[name]))
                 self.fault(f"{name}: is supported only with the value {values}, got {shown(value)}")
         self._left = {}

@@ -39,7 +39,7 @@ class ChoiceLogprobs:
         self._rows += zip(token_ids, logprobs, most_likely, offsets, strict=True)
 
     def of_completions(self) -> dict[str, Any]:
-        """Return the format of /v1/completions, in which the token itself is always among the most likely ones."""
+        """Return the format of /v1/completions; its most likely tokens include the token itself."""
         return {
             "tokens": [self._name(token) for token, _, _, _ in self._rows],
             "token_logprobs": [_number(logprob) for _, logprob, _, _ in self._rows],
@@ -66,7 +66,10 @@ class ChoiceLogprobs:
         return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
 
     def _by_name(self, top: Mapping[int, float]) -> dict[str, float | None]:
-        """Return name -> log-probability. If two tokens have the same text, the less likely one is named by its id."""
+        """Return name -> log-probability.
+
+        If two tokens have the same text, the less likely one is named by its id.
+        """
         named: dict[str, float | None] = {}
         for token, logprob in top.items():
             name = self._name(token)

@@ -2,7 +2,7 @@
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Once", "max_tokens": 8}}
 
-Bodies are those of `vllm run-batch` for the two endpoints below. The sampling settings are those of `SamplingParams`,
+Bodies are as in `vllm run-batch` for the two endpoints below. Sampling settings are fields of `SamplingParams`,
 with OpenAI's defaults. Unsupported fields are errors, never ignored.
 """
 
@@ -25,14 +25,21 @@ from hybridlm.openai_batch.fields import (
     shown,
     whole,
 )
+from hybridlm.openai_batch.prompts import (
+    CHAT,
+    COMPLETIONS,
+    TokenizedPrompt,
+    chat_prompt,
+    completion_prompts,
+    take_truncation,
+)
 from hybridlm.openai_batch.text_fields import take_chat_fields, take_sampling_fields
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 from hybridlm.text.chat_template import faults_of_tools
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default `max_tokens`; that of a chat is the rest of the context."""
+"""OpenAI's default `max_tokens` of completions; chats may fill the context."""
 MAX_CHOICES = 1024
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stream": (False,), "stream_options": ({},), "store": (False,), "length_penalty": (1,),
@@ -48,7 +55,15 @@ OF_CHATS: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],), "verbosity": ("medium",),
     "add_special_tokens": (False,), "echo": (False,), "include_reasoning": (True,), "mm_processor_kwargs": ({},),
 }  # fmt: skip
-LABELS = ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "request_id", "cache_salt")
+LABELS = (
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "request_id",
+    "session_id",
+    "cache_salt",
+)
 """Fields about the bookkeeping of a service, of any value."""
 OTHER_ENDPOINTS: Mapping[str, str] = {
     "/v1/embeddings": "embeddings are not computed here",
@@ -61,14 +76,6 @@ OTHER_ENDPOINTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class TokenizedPrompt:
-    """Token ids that fit the context, and their text if the prompt was a text."""
-
-    token_ids: tuple[int, ...]
-    text: str | None = None
-
-
-@dataclass(frozen=True)
 class OpenAIRequest:
     """The request on one line.
 
@@ -77,7 +84,7 @@ class OpenAIRequest:
         chat: whether the endpoint is /v1/chat/completions.
         model, user: as given, unchecked; None if absent.
         prompts: each is continued; one for a chat.
-        requests: of the engine, numbered from 0: the choices of the first prompt, then those of the second; empty if
+        requests: of the engine, numbered from 0: choices of the first prompt, then of the second; empty if
             the prompt is only echoed.
         echo: put the prompt before each continuation.
         top: report log-probabilities of the tokens and of this many most likely ones; None for none.
@@ -126,10 +133,10 @@ def read_request(value: Mapping[str, Any], inputs: Inputs) -> OpenAIRequest:
 
 
 def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> OpenAIRequest:
-    """Return the request in the body of a line; raises ValueError if anything in it is wrong."""
+    """Return the request in the body of a line; raise ValueError with all faults."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
-    said = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
-    variables = take_chat_fields(body) if chat else {}
+    prompt = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
+    variables, effort = take_chat_fields(body) if chat else ({}, None)
     tools = _take_tools(body) if chat else []
     for label in LABELS:
         body.take(label, ANYTHING)
@@ -140,6 +147,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     if not chat and body.take("best_of", whole(1, MAX_CHOICES), n) != n:
         body.fault(f"best_of: is supported only with the value of n ({n})")
     max_tokens = _take_max_tokens(body, chat, inputs.context)
+    truncation = take_truncation(body, max_tokens, inputs.context)
     sampling = _take_sampling(body, custom_id)
     token_ids = body.take("return_token_ids", BOOLEAN, inputs.tokenizer is None)
     names_are_ids = body.take("return_tokens_as_token_ids", BOOLEAN, inputs.tokenizer is None)
@@ -150,7 +158,10 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     if max_tokens == 0 and of_prompt is not None:
         body.fault("prompt_logprobs: needs max_tokens of at least 1; with 0, echo and logprobs report the prompt")
     body.finish({**NEUTRAL, **(OF_CHATS if chat else OF_COMPLETIONS)})
-    prompts = _chat_prompt(said, variables, tools, inputs) if chat else _prompts(said, inputs)
+    if chat:
+        prompts = [chat_prompt(prompt, variables, effort, tools, inputs, truncation)]
+    else:
+        prompts = completion_prompts(prompt, inputs, truncation)
     params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top, prompt_logprobs=of_prompt)
     requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
     if max_tokens == 0:
@@ -160,11 +171,11 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     return OpenAIRequest(custom_id, chat, model, user, prompts, requests, echo, top, token_ids, names_are_ids)
 
 
-def _take_logprobs(body: Fields, chat: bool, most: int) -> int | None:
+def _take_logprobs(body: Fields, chat: bool, maximum: int) -> int | None:
     if not chat:
-        return body.take("logprobs", whole(0, most))
+        return body.take("logprobs", whole(0, maximum))
     wanted = body.take("logprobs", BOOLEAN, False)
-    top = body.take("top_logprobs", whole(0, most))
+    top = body.take("top_logprobs", whole(0, maximum))
     if top is not None and not wanted:
         body.fault("top_logprobs: needs logprobs: true")
     return (top or 0) if wanted else None
@@ -172,47 +183,34 @@ def _take_logprobs(body: Fields, chat: bool, most: int) -> int | None:
 
 def _take_max_tokens(body: Fields, chat: bool, context: int) -> int:
     kind = whole(1 if chat else 0, 2**31 - 1)
-    given = [body.take(name, kind) for name in (["max_completion_tokens"] if chat else []) + ["max_tokens"]]
-    found = [number for number in given if number is not None]
-    if len(set(found)) > 1:
-        body.fault(f"max_completion_tokens: is {found[0]}, max_tokens is {found[1]}; give one of them")
-    return found[0] if found else context if chat else DEFAULT_COMPLETION_TOKENS
+    limits = [body.take(name, kind) for name in (["max_completion_tokens"] if chat else []) + ["max_tokens"]]
+    limits = [limit for limit in limits if limit is not None]
+    if len(set(limits)) > 1:
+        body.fault(f"max_completion_tokens: is {limits[0]}, max_tokens is {limits[1]}; give one of them")
+    return limits[0] if limits else context if chat else DEFAULT_COMPLETION_TOKENS
 
 
 def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
     stop = body.take("stop", STRINGS, [])
-    # The default seed depends on the custom_id alone: lines differ, and the order of lines has no influence.
-    seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
+    seed = body.take("seed", whole(-1, 2**64 - 1), -1)
+    if seed == -1:  # no seed, as in vLLM
+        # It depends on the custom_id alone: lines differ, and the order of lines has no influence.
+        seed = int.from_bytes(hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).digest()[:8], "big")
     return SamplingParams(
         temperature=body.take("temperature", NUMBER, 1.0),
         top_p=body.take("top_p", NUMBER, 1.0),
         # vLLM's -1 means all.
         top_k=max(body.take("top_k", whole(-1, 2**31 - 1), 0), 0),
         min_p=body.take("min_p", NUMBER, 0.0),
-        seed=body.take("seed", whole(0, 2**64 - 1), seed),
+        seed=seed,
         stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
         ignore_eos=body.take("ignore_eos", BOOLEAN, False),
         **take_sampling_fields(body),
     )
 
 
-def _prompts(said: Any, inputs: Inputs) -> list[TokenizedPrompt]:
-    """Encode a text, token ids, or a list of either."""
-    items = said if isinstance(said, list) and not all(isinstance(item, int) for item in said) else [said]
-    if said == [] or not (
-        all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
-    ):
-        raise ValueError("prompt: expected a string, a list of strings, a list of token ids or a list of such lists")
-    return [
-        TokenizedPrompt(
-            inputs.encode(item, f"prompt[{i}]" if items is said else "prompt"), item if isinstance(item, str) else None
-        )
-        for i, item in enumerate(items)
-    ]
-
-
 def _take_tools(body: Fields) -> list[Any]:
-    """Return the tools that the template shows to the model: none if `tool_choice` forbids to call them."""
+    """Return the tools for the template; none if `tool_choice` forbids calls."""
     tools = body.take("tools", LIST, [])
     parallel = body.take("parallel_tool_calls", BOOLEAN, True)
     choice = body.take("tool_choice", ANYTHING, "auto")
@@ -223,12 +221,3 @@ def _take_tools(body: Fields) -> list[Any]:
     for fault in faults_of_tools(tools):
         body.fault(fault)
     return [] if choice == "none" else tools
-
-
-def _chat_prompt(
-    messages: list[Any], variables: dict[str, Any], tools: list[Any], inputs: Inputs
-) -> list[TokenizedPrompt]:
-    if inputs.tokenizer is None:
-        raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
-    ids = inputs.tokenizer.encode_with_tools(messages, tools, **variables)
-    return [TokenizedPrompt(inputs.encode(ids, "messages"))]

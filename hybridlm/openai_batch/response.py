@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridlm.openai_batch.logprobs import ChoiceLogprobs, prompt_entries
-from hybridlm.openai_batch.request import OpenAIRequest, TokenizedPrompt
+from hybridlm.openai_batch.prompts import TokenizedPrompt
+from hybridlm.openai_batch.request import OpenAIRequest
 from hybridlm.requests.results import Completion, Score
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -65,8 +66,8 @@ def _choice(
     if tokenizer is not None:
         echoed = _written(prompt, tokenizer) if request.echo else ""
         text = echoed + ("" if completion is None else completion.text or "")
-    said = {"message": _message(text, completion)} if request.chat else {"text": text}
-    choice: dict[str, Any] = {**said, "logprobs": None}
+    answer = {"message": _message(text, completion)} if request.chat else {"text": text}
+    choice: dict[str, Any] = {**answer, "logprobs": None}
     choice["finish_reason"] = "length" if completion is None else completion.finish_reason
     if request.top is not None:
         tokens = ChoiceLogprobs(tokenizer, request.names_are_ids)
@@ -89,19 +90,19 @@ def _choice(
 
 
 def _message(text: str | None, completion: Completion | None) -> dict[str, Any]:
-    """Return the answer of a chat, with the thoughts apart, under the name that vLLM gives them."""
+    """Return the answer of a chat, with its thoughts in vLLM's field `reasoning`."""
     if completion is None or completion.reasoning is None:
         return {"role": "assistant", "content": text}
     return {"role": "assistant", "content": completion.answer, "reasoning": completion.reasoning}
 
 
 def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
-    """Return the text of a prompt, as the user wrote it if it was a text."""
+    """Return the original text of a prompt, or its decoded token ids."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return where each token begins in the text; tokens behind a stop string begin at the end of the text."""
+    """Return the offsets of tokens; tokens after a stop string have `end`."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []

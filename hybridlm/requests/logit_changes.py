@@ -62,7 +62,7 @@ def expected_changes(sequences: Sequence[ActiveSequence]) -> ChangesShape:
     params = [sequence.request.params for sequence in sequences]
     if not any(one.needs_output for one in params):
         return {}
-    return {"changes": MIN_CHANGES, "masked": any(one.grammar is not None for one in params)}
+    return {"changes": MIN_CHANGES, "masked": any(one.masked for one in params)}
 
 
 def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:

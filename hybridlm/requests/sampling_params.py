@@ -76,6 +76,8 @@ class SamplingParams(PlainSettings):
         min_tokens: no end token or stop token id before this many tokens.
         bad_words: never sampled: strings (also behind a space, as in vLLM) or lists of token ids, whose last token is
             banned where the others precede it.
+        allowed_token_ids: sample these tokens only, end tokens among them or not; None for all. Not together with
+            `structured_outputs`.
         skip_special_tokens: leave special tokens out of the text.
         keep_tool_markers: but keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
         thinking_budget: after this many tokens of thoughts, go on with the end marker of thoughts; None for no limit.
@@ -91,6 +93,7 @@ class SamplingParams(PlainSettings):
     ignore_eos: bool = False
     logit_bias: Mapping[int, float] | None = None
     bad_words: Sequence[str | Sequence[int]] = ()
+    allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -121,6 +124,7 @@ class Settings(TypedDict, total=False):
     ignore_eos: Each[bool]
     logit_bias: Each[Mapping[int, float] | None]
     bad_words: Each[Sequence[str | Sequence[int]]]
+    allowed_token_ids: Each[Sequence[int] | None] | Sequence[int]
     structured_outputs: Each[StructuredOutputs | None]
 
 
@@ -172,7 +176,7 @@ def _is_for_each(name: str, value: Any) -> bool:
     """Return True if a setting is a list with a value for each prompt."""
     if not isinstance(value, list | tuple):
         return False
-    if name in ("stop", "stop_token_ids"):
+    if name in ("stop", "stop_token_ids", "allowed_token_ids"):
         return any(item is None or isinstance(item, list | tuple) for item in value)
     if name == "bad_words":
         # A word is a string or a list of token ids.

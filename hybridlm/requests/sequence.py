@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from hybridlm.grammars import GrammarSource, GrammarState
+from hybridlm.grammars import GrammarSource, TokenState
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.sampling_params import PlainSettings
@@ -25,12 +25,18 @@ class ResolvedParams(PlainSettings):
     stop_strings: tuple[str, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     grammar: GrammarSource | None = None
 
     @property
     def needs_output(self) -> bool:
         """Whether a step needs all tokens sampled so far."""
-        return self.changes_logits or self.grammar is not None
+        return self.changes_logits or self.masked
+
+    @property
+    def masked(self) -> bool:
+        """True if only some tokens may be sampled."""
+        return self.grammar is not None or self.allowed_token_ids is not None
 
     @property
     def changes_logits(self) -> bool:
@@ -92,7 +98,7 @@ class ActiveSequence:
         logprobs, top_logprobs: log-probabilities of these tokens, if requested.
         finish_reason: why it ended; None while it is active.
         drafting: its drafts; None without speculative decoding.
-        grammar: what its grammar has left; None without one.
+        grammar: the tokens that its grammar or `allowed_token_ids` allow next; None for all.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
         recorder: of reads inside the model; None for none.
     """
@@ -105,7 +111,7 @@ class ActiveSequence:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     drafting: "Drafting | None" = None
-    grammar: GrammarState | None = None
+    grammar: TokenState | None = None
     stops: tuple[int, ...] = ()
     recorder: Recorder | None = None
 

@@ -124,11 +124,8 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
     need("presence_penalty", _is_number, "a number")
     need("frequency_penalty", _is_number, "a number")
-    need(
-        "min_tokens",
-        lambda x: is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
-        "a whole number in 0..max_tokens",
-    )
+    limit = params.max_tokens if is_whole(params.max_tokens) and params.max_tokens >= 1 else sys.maxsize
+    need("min_tokens", lambda x: is_whole(x) and 0 <= x <= limit, "a whole number in 0..max_tokens")
     need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
     need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
     need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
@@ -164,11 +161,13 @@ def resolve(
             faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
         else:
             strings.append(item)
-    whole_ids = isinstance(params.stop_token_ids, list | tuple) and all(
-        is_whole(token) and 0 <= token < vocab_size for token in params.stop_token_ids
-    )
-    if not whole_ids:
+    if not _are_ids(params.stop_token_ids, vocab_size):
         faults.append(f"stop_token_ids: expected a list of token ids below {vocab_size}, got {params.stop_token_ids!r}")
+    allowed = params.allowed_token_ids
+    if allowed is not None and not (_are_ids(allowed, vocab_size) and allowed):
+        faults.append(f"allowed_token_ids: expected at least one token id below {vocab_size}, or None, got {allowed!r}")
+    if allowed is not None and params.structured_outputs is not None:
+        faults.append("allowed_token_ids: expected None with structured_outputs, which decide the tokens")
     bias, words = _logit_bias(params.logit_bias, vocab_size), _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
         faults.append(f"logit_bias: expected token ids below {vocab_size} -> finite numbers, got {bias}")
@@ -200,6 +199,7 @@ def resolve(
         stop_strings=tuple(strings),
         logit_bias=bias,
         bad_words=words,
+        allowed_token_ids=None if allowed is None else tuple(sorted({int(token) for token in allowed})),
         grammar=grammar,
     )
 
@@ -225,10 +225,6 @@ def _grammar(
     except ValueError as error:
         return str(error)
     return GrammarSource(text, end_token_ids)
-
-
-def _exceeds(value: int, most: Any) -> bool:
-    return is_whole(most) and 1 <= most < value
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
@@ -266,6 +262,10 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
         else:
             return repr(word)
     return tuple(dict.fromkeys(found))
+
+
+def _are_ids(items: Any, vocab_size: int) -> bool:
+    return isinstance(items, list | tuple) and all(is_whole(token) and 0 <= token < vocab_size for token in items)
 
 
 def _is_stop_list(stop: Any) -> bool:

@@ -73,10 +73,9 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
                     if number <= len(parts.done):
                         continue
                     size = sum(row.size for row in rows)
-                    finished = parts.finished()
-                    bar.begin_part(Amount(len(rows), size), lambda finished=finished: finished.tokens)
                     begin = task.counts()
-                    with task.during(parts, finished):
+                    with parts.finished() as finished, task.during(finished):
+                        bar.begin_part(Amount(len(rows), size), lambda finished=finished: finished.tokens)
                         computed = run_rows(task, _checked(target, surveyed, rows), source.unit)
                     if options.strict:
                         _refuse(input, _errors(rows, computed))

@@ -48,12 +48,6 @@ def output_row(row: InputRow, name: str | None, result: RowValues | str) -> Outp
     return OutputRow(row.id, None, result)
 
 
-def no_context(parts: Parts, finished: FinishedTexts) -> AbstractContextManager[Any]:
-    """Return an empty context, for tasks that keep no results of single texts."""
-    del parts, finished
-    return nullcontext()
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowTask:
     """A task with its model: everything that a run over rows needs.
@@ -93,7 +87,7 @@ class RowTask:
     window: int = DEFAULT_WINDOW
     window_bytes: int | None = None
     counts: Callable[[], TokenCounts] = TokenCounts
-    during: Callable[[Parts, FinishedTexts], AbstractContextManager[Any]] = no_context
+    during: Callable[[FinishedTexts], AbstractContextManager[Any]] = nullcontext
     check: Callable[[Path, Path, FileOptions], Path] = check_file
     open: Callable[[Path, RowFields, tuple[str, ...] | None], TextSource] = open_source
     output: Callable[[InputRow, str | None, Any], OutputRow] = output_row

@@ -1,4 +1,4 @@
-"""Text: tokenizer, chat template, and the text of a token stream as it grows up to a stop string.
+"""Text: tokenizer, chat template, and incremental text of a token stream with stop strings.
 
 Imports `gguf_files`, `files` and `errors`. Begin with `tokenizer`.
 """

@@ -18,7 +18,7 @@ Token = str | AddedToken
 
 
 def special_tokens(settings: Mapping[str, Any], defaults: Mapping[str, str | None]) -> dict[str, Token]:
-    """Return the tokens that have a name: bos_token, eos_token, ..., and those of the model's own (image_token, ...).
+    """Return the named tokens: bos_token, eos_token, ..., image_token, ...
 
     Args:
         settings: of the checkpoint's files.
@@ -27,12 +27,12 @@ def special_tokens(settings: Mapping[str, Any], defaults: Mapping[str, str | Non
     Raises:
         ValueError: one is no token.
     """
-    found: dict[str, Token] = {}
+    tokens: dict[str, Token] = {}
     named = {role: settings.get(role, defaults.get(role)) for role in ROLES} | settings.get(NAMED, {})
     for role, value in named.items():
         if value is not None:
-            found[role] = token_of(value, role)
-    return found
+            tokens[role] = token_of(value, role)
+    return tokens
 
 
 def add_tokens(
@@ -41,7 +41,7 @@ def add_tokens(
     named: Mapping[str, Token],
     written: Mapping[int, AddedToken],
 ) -> list[str]:
-    """Add the tokens that the tokenizer does not have, in the order of transformers, so that they get the same ids.
+    """Add missing tokens in the order of transformers, so that their ids are equal.
 
     Args:
         backend: of the checkpoint.
@@ -58,10 +58,10 @@ def add_tokens(
     declared = _declared(settings)
     if "added_tokens_decoder" not in settings:
         declared |= written
-    known = backend.get_added_tokens_decoder()
+    present = backend.get_added_tokens_decoder()
     # Those that the tokenizer has may have become special.
     adding: list[Token] = [declared[key] for key in sorted(declared)]
-    contents = {token.content for token in known.values()} | {str_of(token) for token in adding}
+    contents = {token.content for token in present.values()} | {str_of(token) for token in adding}
     extra = settings.get("extra_special_tokens") or []
     if not isinstance(extra, list):
         raise ValueError(f"extra_special_tokens: expected a list or an object, found {extra!r}")
@@ -96,18 +96,18 @@ def _declared(settings: Mapping[str, Any]) -> dict[int, AddedToken]:
     declared = settings.get("added_tokens_decoder") or {}
     if not isinstance(declared, dict) or not all(str(key).isdecimal() for key in declared):
         raise ValueError("added_tokens_decoder: expected an object of token id -> token")
-    found = {}
+    tokens = {}
     for key, entry in declared.items():
         content = entry.get("content") if isinstance(entry, dict) else None
         if not isinstance(content, str):
             raise ValueError(f"added_tokens_decoder[{key}]: expected a token with content, found {entry!r}")
-        found[int(key)] = token_of(entry, f"added_tokens_decoder[{key}]")
+        tokens[int(key)] = token_of(entry, f"added_tokens_decoder[{key}]")
     special = settings.get(SPECIAL, ())
     for content, key in settings.get(ADDED, {}).items():
         if isinstance(key, bool) or not isinstance(key, int) or key < 0:
             raise ValueError(f"added_tokens.json: {content!r}: expected a token id, found {key!r}")
-        found[key] = AddedToken(content, normalized=content not in special, special=content in special)
-    return found
+        tokens[key] = AddedToken(content, normalized=content not in special, special=content in special)
+    return tokens
 
 
 def str_of(token: Token) -> str:

@@ -21,7 +21,7 @@ MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_u
 
 
 def faults_of_tools(tools: Sequence[Any]) -> list[str]:
-    """Return what is wrong with tools that are not in OpenAI's form."""
+    """Return the faults of tools: each needs OpenAI's form."""
     expected = 'expected {"type": "function", "function": {...}}'
     return [
         f"tools[{index}]: {expected}, got {tool!r:.200}"
@@ -40,7 +40,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        """Compile a template; raise ChatTemplateError for a syntax error or a template that does not use `messages`."""
+        """Compile a template; raise ChatTemplateError for wrong syntax or without `messages`."""
         from hybridlm.text.sandbox import TemplateError, compile_template  # jinja2 takes a while to import
 
         try:
@@ -63,7 +63,7 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Args:
-            messages: {"role": ..., "content": ...} in order; keys whose value is None are left out, as in transformers.
+            messages: {"role": ..., "content": ...} in order; keys with value None are removed, as in transformers.
                 Reasoning is known to the template by each of its names, whichever the message has.
             continue_final_message: end within the last message, in its content or in the field of this name.
             variables: other variables of the template; JSON values.
@@ -95,7 +95,9 @@ class ChatTemplate:
             raise ChatTemplateError(f"chat template: {error or type(error).__name__}") from error
 
     def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the messages with lists of text parts joined by line ends, as in vLLM, if the template takes no lists.
+        """Join lists of text parts by line ends if the template takes no lists.
+
+        This is as in vLLM.
 
         It takes none if it raises, or writes Python's form of the list into the prompt.
         """
@@ -117,7 +119,7 @@ class ChatTemplate:
     def _with_known_arguments(
         self, messages: list[dict[str, Any]], variables: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Return the messages with arguments of tool calls as objects, if the template leaves strings out or fails."""
+        """Return arguments of tool calls as objects if the template rejects or drops strings."""
         places = [
             (i, j, function)
             for i, message in enumerate(messages)
@@ -136,38 +138,40 @@ class ChatTemplate:
         return _with_arguments(messages, {id(function): _arguments(i, j, function) for i, j, function in places})
 
     def _continued(self, messages: list[dict[str, Any]], field: str, variables: Mapping[str, Any]) -> str:
-        """Return the text up to the end of a field of the last message, which a mark finds."""
-        said = messages[-1].get(field)
-        fields = [name for name in REASONING if messages[-1].get(name) == said] if field in REASONING else [field]
-        if said is None:
+        """Return the text up to the end of a field of the last message."""
+        content = messages[-1].get(field)
+        fields = [name for name in REASONING if messages[-1].get(name) == content] if field in REASONING else [field]
+        if content is None:
             raise ChatTemplateError(f"continue_final_message: the last message has no {field!r} to continue")
         if not any(name in self._source for name in fields):
             raise ChatTemplateError(f"continue_final_message: the chat template does not use {field!r}")
-        if isinstance(said, list):
-            texts = [i for i, part in enumerate(said) if isinstance(part, dict) and isinstance(part.get("text"), str)]
+        if isinstance(content, list):
+            texts = [
+                i for i, part in enumerate(content) if isinstance(part, dict) and isinstance(part.get("text"), str)
+            ]
             if not texts:
                 raise ChatTemplateError(f"continue_final_message: {field!r} of the last message has no text part")
-            parts = list(said)
-            parts[texts[-1]] = parts[texts[-1]] | {"text": said[texts[-1]]["text"] + CONTINUED}
-            marked, said = messages[-1] | {field: parts}, said[texts[-1]]["text"]
-        elif isinstance(said, str):
-            marked = messages[-1] | {name: said + CONTINUED for name in fields}
+            parts = list(content)
+            parts[texts[-1]] = parts[texts[-1]] | {"text": content[texts[-1]]["text"] + CONTINUED}
+            marked, content = messages[-1] | {field: parts}, content[texts[-1]]["text"]
+        elif isinstance(content, str):
+            marked = messages[-1] | {name: content + CONTINUED for name in fields}
         else:
             raise ChatTemplateError(f"continue_final_message: {field!r} of the last message is not text")
         text = self._text([*messages[:-1], marked], variables)
         place = text.rfind(CONTINUED.strip())
-        if place < 0 or said.strip() not in text:
+        if place < 0 or content.strip() not in text:
             raise ChatTemplateError(
                 "continue_final_message: the chat template leaves the last message out or changes it"
             )
-        # A template that trims the message trims the space of the mark, too, and would have trimmed that of the text.
+        # A template that trims the message also trims the space of the mark; it would have trimmed the text.
         return text[:place] if text.startswith(CONTINUED, place) else text[:place].rstrip()
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its reasoning under the names that templates read, as in transformers."""
-    found = next((message[name] for name in REASONING if name in message), None)
-    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+    reasoning = next((message[name] for name in REASONING if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def _is_text_part(part: Any) -> bool:
@@ -175,10 +179,12 @@ def _is_text_part(part: Any) -> bool:
 
 
 def _functions(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the functions of a message's tool calls; a call may also be written without "function"."""
+    """Return the functions of a message's tool calls; the key "function" is optional."""
     calls = message.get("tool_calls")
-    found = [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    return [function for function in found if isinstance(function, dict)]
+    functions = (
+        [call.get("function", call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    )
+    return [function for function in functions if isinstance(function, dict)]
 
 
 def _with_arguments(messages: list[dict[str, Any]], arguments: Mapping[int, Any]) -> list[dict[str, Any]]:
@@ -226,7 +232,7 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_data(value: Any, where: str) -> Any:
-    """Return a copy made of JSON types, so that the template cannot call methods of other objects."""
+    """Copy a value as JSON types, without methods for templates to misuse."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Control tokens in what users wrote, kept apart from those that a template writes.
+"""Control tokens in users' texts, separate from the template's control tokens.
 
 Before a template is rendered they are marked; in its text what is marked is encoded as plain text. The marks are the
 private characters of transformers, so that texts have the same ids there.
@@ -18,7 +18,7 @@ A template that cuts texts can so leave no token whole that was marked.
 
 
 def control_tokens(tokenizer: Tokenizer, source: str) -> tuple[str, ...]:
-    """Return the tokens that only a template may write: special ones, and added ones that its source contains.
+    """Return the tokens reserved for a template: special tokens, and added tokens in its source.
 
     A checkpoint may name the latter instead (`chat_control_tokens` in tokenizer_config.json).
     """
@@ -49,16 +49,16 @@ class ControlTokens:
         self._line = tokenizer.encode("\n", add_special_tokens=False)
 
     def mark(self, value: Any) -> Any:
-        """Return a JSON value with marks around every control token of its texts, names of fields included."""
+        """Return a JSON value with marks around every control token, also in field names."""
         if isinstance(value, str):
             # Marks in the text itself could forge one.
-            return self._any.sub(lambda found: _marked(found[0]), value.replace(BEGIN, "").replace(END, ""))
+            return self._any.sub(lambda match: _marked(match[0]), value.replace(BEGIN, "").replace(END, ""))
         if isinstance(value, Mapping):
-            return {self.mark(name): self.mark(one) for name, one in value.items()}
-        return [self.mark(one) for one in value] if isinstance(value, list | tuple) else value
+            return {self.mark(name): self.mark(item) for name, item in value.items()}
+        return [self.mark(item) for item in value] if isinstance(value, list | tuple) else value
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a rendered text, without those that a tokenizer puts around every text.
+        """Return the token ids of a rendered text, without BOS or EOS of the tokenizer.
 
         A template that cuts texts may leave a part of a mark: it is dropped, and still divides the text.
 
@@ -72,10 +72,10 @@ class ControlTokens:
                 continue
             plain = i % 2 == 0
             piece = piece.replace(BEGIN, "").replace(END, "")
-            found = self._encode_piece(piece, plain)
-            if plain and self._tokenizer.token_to_id(piece) in found:
+            piece_ids = self._encode_piece(piece, plain)
+            if plain and self._tokenizer.token_to_id(piece) in piece_ids:
                 raise ValueError(f"control token {piece!r}: cannot be plain text, the tokenizer makes the token of it")
-            ids += found
+            ids += piece_ids
         return ids
 
     def _encode_piece(self, piece: str, plain: bool) -> list[int]:
@@ -97,5 +97,5 @@ def _marked(token: str) -> str:
 
 
 def _any_of(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Return the expression of any of some tokens, the longest first; it never matches without any."""
+    """Return an expression of any token, longest first; without tokens it never matches."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

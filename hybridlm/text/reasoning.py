@@ -6,14 +6,14 @@ from typing import NamedTuple
 from hybridlm.text.tokenizer import Tokenizer
 
 _LOOK_BACK = 32
-"""Tokens at the end of a prompt in which a start marker is looked for."""
+"""Number of last tokens of a prompt that are searched for a start marker."""
 
 
 class Thoughts(NamedTuple):
     """The two parts of a completion.
 
     Attributes:
-        reasoning: the thoughts without their markers and without white space around them; None if there are none.
+        reasoning: the thoughts without their markers and without white space around them; None without thoughts.
         answer: the text after the thoughts, without white space before it; "" while the thoughts have not ended.
     """
 
@@ -22,7 +22,7 @@ class Thoughts(NamedTuple):
 
 
 def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] | None:
-    """Return the markers before and after thoughts; None if the tokenizer has none.
+    """Return the markers before and after thoughts; None without markers.
 
     Args:
         tokenizer: has one of `THINK_MARKERS` as a token, or in a chat template.
@@ -34,7 +34,7 @@ def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] |
 
 
 def opens_thoughts(tokenizer: Tokenizer, prompt: Sequence[int], markers: tuple[str, str]) -> bool:
-    """Whether a prompt ends with the start marker, as templates write it before an answer with thoughts."""
+    """Return True if a prompt ends with the start marker of thoughts."""
     return tokenizer.decode(prompt[-_LOOK_BACK:], skip_special_tokens=False).rstrip().endswith(markers[0])
 
 
@@ -63,11 +63,11 @@ def split_thoughts(
     start_id, end_id = tokenizer.token_to_id(start), tokenizer.token_to_id(end)
     if not opened and not text.lstrip().startswith(start) and (not token_ids or token_ids[0] != start_id):
         return Thoughts(None, text)
-    place, after = text.find(end), len(end)
+    place, length = text.find(end), len(end)
     if place < 0 and end_id is not None and end_id in token_ids:
-        before = list(token_ids)[: list(token_ids).index(end_id)]
-        place, after = min(len(tokenizer.decode(before, skip_special_tokens, keep_tool_markers)), len(text)), 0
-    thoughts, answer = (text, "") if place < 0 else (text[:place], text[place + after :])
+        thought_ids = list(token_ids)[: list(token_ids).index(end_id)]
+        place, length = min(len(tokenizer.decode(thought_ids, skip_special_tokens, keep_tool_markers)), len(text)), 0
+    thoughts, answer = (text, "") if place < 0 else (text[:place], text[place + length :])
     return Thoughts(thoughts.lstrip().removeprefix(start).strip(), answer.lstrip())
 
 
@@ -118,7 +118,7 @@ class ThoughtsEnd:
         self._end_id = tokenizer.token_to_id(end)
 
     def push(self, token: int) -> str | None:
-        """Add a token; return the text behind the end marker with the token that ends it, before it None."""
+        """Add a token; return the text after a complete end marker, else None."""
         self._text += self._stream.push(token)
         text = self._text + self._stream.unsettled()
         place = text.find(self._end)
@@ -126,14 +126,14 @@ class ThoughtsEnd:
         return None if place < 0 else text[place + len(self._end) :]
 
     def before_end(self, tokens: Sequence[int]) -> int:
-        """Return how many of these tokens are certainly thoughts; the marker may be of several tokens."""
+        """Return the number of leading tokens that are certainly thoughts; markers may span tokens."""
         if self._end_id is None:
             return 0
         return tokens.index(self._end_id) if self._end_id in tokens else len(tokens)
 
 
 def thoughts_end(tokenizer: Tokenizer, prompt: Sequence[int], think_end: str | None) -> ThoughtsEnd | None:
-    """Return what finds the end of the thoughts that a prompt opens; None if it opens none."""
+    """Return a finder of the end of thoughts; None for a prompt without open thoughts."""
     markers = markers_of(tokenizer, think_end)
     if markers is None or not opens_thoughts(tokenizer, prompt, markers):
         return None

@@ -31,7 +31,7 @@ def compile_template(source: str) -> tuple[jinja2.Template, Set[str]]:
 
 
 def literal_text(source: str) -> str:
-    """Return the texts that a template contains, with a NUL between two of them; raises as `compile_template`."""
+    """Return the texts in a template, separated by NUL; raise as `compile_template`."""
     tree = _sandbox().parse(source)
     texts = {node.data for node in tree.find_all(jinja2.nodes.TemplateData)}
     texts |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
@@ -58,7 +58,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace()` that refuses underscore names, which jinja2's own passes to Python."""
+    """Implement `namespace()` without underscore names: jinja2 would pass these to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
@@ -67,7 +67,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, which raises when it refuses an access instead of rendering nothing."""
+    """jinja2's sandbox; a refused access raises instead of rendering as nothing."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         raise jinja2.exceptions.SecurityError(f"access to {attribute!r} of a {type(obj).__name__} is unsafe")

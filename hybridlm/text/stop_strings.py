@@ -1,4 +1,4 @@
-"""Incremental text of a sequence with stop strings, which may span several tokens or end inside of one."""
+"""Incremental text with stop strings, also across tokens or inside a token."""
 
 from collections.abc import Sequence
 
@@ -39,24 +39,24 @@ class GrowingText:
             self._add(self._stream.flush())
 
     def _add(self, piece: str) -> None:
-        seen = len(self.text)
+        length = len(self.text)
         self.text += piece
-        self._find(self.text, seen)
+        self._find(self.text, length)
 
     def _stop_in(self, rest: str) -> None:
-        """End the text if a stop string is in what is held back: if it ends here, no token can change that any more."""
+        """End the text at a stop string that later tokens cannot change."""
         if rest:
             self._find(self.text + rest, len(self.text))
 
-    def _find(self, text: str, seen: int) -> None:
-        found = [text.find(stop, max(0, seen - len(stop) + 1)) for stop in self._stops]
-        found = [place for place in found if place >= 0]
-        if found:
-            self.text = text[: min(found)]
+    def _find(self, text: str, searched: int) -> None:
+        places = [text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._stops]
+        places = [place for place in places if place >= 0]
+        if places:
+            self.text = text[: min(places)]
             self.stopped = True
 
     def take(self, final: bool = False) -> str:
-        """Return text that was not returned before; a possible beginning of a stop string is held back."""
+        """Return new text; hold back a possible beginning of a stop string."""
         end = len(self.text)
         if not final and not self.stopped:
             end -= max((self._overlap(stop) for stop in self._stops), default=0)

@@ -1,4 +1,4 @@
-"""Incremental detokenization: the pieces of a stream joined are the text of all its ids, and a piece never changes.
+"""Incremental detokenization: joined pieces equal the whole text, and pieces never change.
 
 `tokenizers.decoders.DecodeStream` was tried first. It raises for bytes that turn out to be invalid behind a character
 that it has given out, holds back a U+FFFD that is part of the text, and has no end.
@@ -18,7 +18,7 @@ _MAX_WINDOW = 64
 _MIN_CONTEXT = 4
 """Tokens that stay in a shortened window, because decoders treat the first token of a text differently."""
 _OF_ONE_TOKEN = ("Replace", "Strip", "Metaspace", "WordPiece", "CTC")
-"""Decoders that change each token by itself, but for the first one and repetitions."""
+"""Decoders that change each token separately, except the first one and repetitions."""
 _IN_BYTE_TOKENS = frozenset("<0x123456789abcdefABCDEF>")
 
 
@@ -27,7 +27,7 @@ class Streaming:
     """Properties of a tokenizer's decoder that decide when a text is final.
 
     Attributes:
-        by_token: a token changes no text before it, but for what the next two name; otherwise nothing is final before
+        by_token: a token changes no text before it, except as in the next two; otherwise nothing is final before
             the end.
         joins_bytes: the text may end within a character, which the next token completes (byte level).
         byte_tokens: ids of tokens for one byte; a run of them is text only if all of it is valid (byte fallback), so it
@@ -56,7 +56,7 @@ def streaming_of(backend: "tokenizers.Tokenizer") -> Streaming:
 def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     if step.get("type") != "Sequence":
         return [step]
-    return [one for part in step["decoders"] for one in _flat(part)]
+    return [child for part in step["decoders"] for child in _flat(part)]
 
 
 def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
@@ -103,7 +103,7 @@ class StreamDecoder:
 
         Args:
             decode: returns the text of a list of ids.
-            streaming: properties of the decoder; None for those of a byte-level one.
+            streaming: properties of the decoder; None for a byte-level decoder.
             has_text: whether `decode` uses an id at all.
         """
         self._decode, self._has_text = decode, has_text
@@ -133,23 +133,23 @@ class StreamDecoder:
         return piece
 
     def unsettled(self) -> str:
-        """Return the text that is held back, as it would be if the sequence ended now, without an incomplete end."""
+        """Return the pending text as at the end of the sequence, without an incomplete character."""
         return self._decode(self._window)[self._given :].rstrip(REPLACEMENT) if self._held else ""
 
     def flush(self) -> str:
-        """Return the text that was held back, at the end of the sequence; an incomplete character is U+FFFD."""
+        """Return the pending text at the end of the sequence; incomplete characters are U+FFFD."""
         rest = self._decode(self._window)[self._given :] if self._held else ""
         self._window, self._given, self._held = [], 0, False
         return rest
 
     def _shorten(self, text: str) -> None:
-        """Drop tokens at the beginning of the window, if what follows does not depend on them."""
+        """Drop first tokens of the window if the rest is independent of them."""
         if self._held:
             half = len(self._window) // 2
-            before, after = self._decode(self._window[:half]), self._decode(self._window[half:])
-            if before + after == text and len(before) <= self._given and after:
+            head, tail = self._decode(self._window[:half]), self._decode(self._window[half:])
+            if head + tail == text and len(head) <= self._given and tail:
                 del self._window[:half]
-                self._given -= len(before)
+                self._given -= len(head)
             return
         keep = _MIN_CONTEXT
         while keep < len(self._window):

@@ -1,6 +1,6 @@
-"""tiktoken.model of Kimi checkpoints, which have no tokenizer.json: ranks of byte strings, as a byte-level BPE.
+"""tiktoken.model of Kimi checkpoints without tokenizer.json: byte strings with ranks, as byte-level BPE.
 
-The pattern that splits a text, the reserved tokens and the cuts of long texts are those of the checkpoints' own Python
+The pattern that splits a text, the reserved tokens and the cuts of long texts are equal to the checkpoints' Python
 file, which is not run.
 """
 
@@ -22,7 +22,7 @@ MAX_TIKTOKEN_BYTES = 50 * MEGABYTE
 CLASS, CODE = "TikTokenTokenizer", "tokenization_kimi.py"
 """Checkpoints that are read: their `tokenizer_class` and Python file."""
 RESERVED = 258
-"""Tokens behind the ranks; those without a name of their own are <|reserved_token_ID|>."""
+"""Number of tokens after the ranks; unnamed tokens are <|reserved_token_ID|>."""
 DEFAULT_SPECIAL = (
     "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|start_header_id|>", "<|end_header_id|>", "[EOT]",
     "<|im_system|>", "<|im_middle|>",
@@ -40,7 +40,7 @@ WORDS = (
     r"\s+(?!\S)",
     r"\s+",
 )
-"""Pieces of a text that are tokenised alone, in the order in which they are tried."""
+"""Patterns of pieces that are tokenised separately, in the order of trials."""
 MAX_PIECE, MAX_RUN = 400_000, 25_000
 """Characters after which a text is cut: of all kinds, and one after another with, or without, white space."""
 
@@ -60,28 +60,28 @@ def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequenc
 
     Raises:
         CheckpointError: the file is too long, or not made of "base64 rank" lines with the ranks 0, 1, ... of different
-            byte strings and all single bytes; or the Python file beside it has another pattern.
+            byte strings and all single bytes; or the Python file in the same folder has another pattern.
     """
     path = directory / NAME
     ranks = _ranks(path)
     code = directory / CODE
-    if code.exists() and any(one not in read_text(code, MEGABYTE) for one in WORDS):
+    if code.exists() and any(word not in read_text(code, MEGABYTE) for word in WORDS):
         raise CheckpointError(
             path, f"{CODE} beside it splits texts by another pattern than the known one", f"Known: {'|'.join(WORDS)}"
         )
     names = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names += [byte for byte in range(256) if byte not in names]
     # The characters that byte-level tokenizers write for bytes.
-    alphabet = {byte: chr(byte if at < 188 else 68 + at) for at, byte in enumerate(names)}
+    alphabet = {byte: chr(byte if place < 188 else 68 + place) for place, byte in enumerate(names)}
 
     def written(token: bytes) -> str:
         return "".join(map(alphabet.__getitem__, token))
 
     merges = []
     for token in ranks:
-        halves = ((token[:at], token[at:]) for at in range(1, len(token)))
-        known = [(ranks[one], ranks[two], one, two) for one, two in halves if one in ranks and two in ranks]
-        merges += [(written(one), written(two)) for _, _, one, two in sorted(known)]
+        halves = ((token[:place], token[place:]) for place in range(1, len(token)))
+        pairs = [(ranks[a], ranks[b], a, b) for a, b in halves if a in ranks and b in ranks]
+        merges += [(written(a), written(b)) for _, _, a, b in sorted(pairs)]
     model = models.BPE({written(token): rank for token, rank in ranks.items()}, merges, ignore_merges=True)
     backend = Tokenizer(model)
     split = pre_tokenizers.Split(Regex("|".join(WORDS)), "isolated")
@@ -90,16 +90,18 @@ def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequenc
     )
     backend.decoder = decoders.ByteLevel()
     declared = settings.get("added_tokens_decoder")
-    given = {str(key): one.get("content") for key, one in declared.items()} if isinstance(declared, dict) else {}
+    contents_by_id = (
+        {str(key): token.get("content") for key, token in declared.items()} if isinstance(declared, dict) else {}
+    )
     places = range(len(ranks), len(ranks) + RESERVED)
-    contents = [given.get(str(place)) or f"<|reserved_token_{place}|>" for place in places]
-    backend.add_tokens([AddedToken(one, normalized=False, special=one in special) for one in contents])
+    contents = [contents_by_id.get(str(place)) or f"<|reserved_token_{place}|>" for place in places]
+    backend.add_tokens([AddedToken(token, normalized=False, special=token in special) for token in contents])
     return backend
 
 
 def _ranks(path: Path) -> dict[bytes, int]:
     """Return byte string -> rank, in the order of the ranks."""
-    found: dict[bytes, int] = {}
+    ranks: dict[bytes, int] = {}
     for number, line in enumerate(read_text(path, MAX_TIKTOKEN_BYTES).split("\n"), 1):
         if not line.strip():
             continue
@@ -109,19 +111,19 @@ def _ranks(path: Path) -> dict[bytes, int]:
         except (binascii.Error, ValueError):
             value = b""
         # ASCII digits only, and few of them: int() reads others, and takes long for many.
-        if not value or value in found or rank != str(len(found)):
+        if not value or value in ranks or rank != str(len(ranks)):
             raise CheckpointError(
-                path, f"line {number}: expected base64 of new bytes and the rank {len(found)}, found {line!r:.80}"
+                path, f"line {number}: expected base64 of new bytes and the rank {len(ranks)}, found {line!r:.80}"
             )
-        found[value] = len(found)
-    missing = [byte for byte in range(256) if bytes([byte]) not in found]
+        ranks[value] = len(ranks)
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise CheckpointError(path, f"expected all single bytes, {len(missing)} are missing, such as {missing[0]:#04x}")
-    return found
+    return ranks
 
 
 def cut(text: str, added: Sequence[str]) -> list[str]:
-    """Return the pieces of a text whose tokens are found alone: long texts are cut between added tokens.
+    """Cut a text between added tokens; long pieces are cut further.
 
     Args:
         text: of any length.
@@ -131,14 +133,14 @@ def cut(text: str, added: Sequence[str]) -> list[str]:
         return [text]
     between = re.split(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})", text)
     pieces: list[str] = []
-    for one in between:
-        for place in range(0, len(one), MAX_PIECE):
-            pieces += _runs(one[place : place + MAX_PIECE])
+    for run in between:
+        for place in range(0, len(run), MAX_PIECE):
+            pieces += _runs(run[place : place + MAX_PIECE])
     return pieces
 
 
 def _runs(text: str) -> list[str]:
-    """Return a text cut after each `MAX_RUN` characters that all are, or all are not, white space."""
+    """Cut a text after each `MAX_RUN` characters with, or without, white space only."""
     ends = [0]
     for run in re.finditer(r"\S+|\s+", text):
         ends += range(run.start() + MAX_RUN, run.end(), MAX_RUN)
@@ -146,7 +148,7 @@ def _runs(text: str) -> list[str]:
 
 
 def in_order(value: Any) -> Any:
-    """Return JSON data with the keys of its objects sorted, as these checkpoints write tools into chats."""
+    """Sort the keys of objects in JSON data: these checkpoints expect sorted tools."""
     if isinstance(value, Mapping):
         return {key: in_order(value[key]) for key in sorted(value)}
-    return [in_order(one) for one in value] if isinstance(value, list | tuple) else value
+    return [in_order(item) for item in value] if isinstance(value, list | tuple) else value

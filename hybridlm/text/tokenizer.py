@@ -39,7 +39,7 @@ class Tokenizer:
     Attributes:
         special_tokens: "bos_token", "eos_token", ... -> the token, for those that tokenizer_config.json names.
         chat_templates: name -> source; "default" is used unless another one is asked for.
-        chat_control_tokens: added tokens that only a chat template may write, beside the special ones, where
+        chat_control_tokens: added tokens reserved for chat templates, in addition to special tokens, where
             tokenizer_config.json names them; None where it does not.
     """
 
@@ -77,7 +77,9 @@ class Tokenizer:
 
     @staticmethod
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
-        """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none (token ids always work).
+        """Return the tokenizer of a checkpoint directory or a GGUF file.
+
+        None without a tokenizer: token ids always work.
 
         Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json (class, added and special tokens, chat
         template), chat_template.jinja, additional_chat_templates/ and, of older checkpoints, special_tokens_map.json
@@ -89,15 +91,15 @@ class Tokenizer:
         # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
         from hybridlm.text import tokenizer_files as files
 
-        found = files.read_tokenizer(Path(path))
+        fields = files.read_tokenizer(Path(path))
         try:
-            return None if found is None else Tokenizer(**found._asdict())
+            return None if fields is None else Tokenizer(**fields._asdict())
         except ValueError as error:
             raise CheckpointError(Path(path) / "tokenizer_config.json", str(error)) from error
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest token id, with added tokens; a model's vocabulary is often padded beyond it."""
+        """Largest token id plus one, with added tokens; models often pad their vocabulary."""
         return 1 + max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def to_json(self) -> str:
@@ -111,18 +113,18 @@ class Tokenizer:
 
     @property
     def chat_fingerprint(self) -> str:
-        """SHA-256, in hexadecimal, of the chat templates and of the special tokens that they may write."""
+        """SHA-256, in hexadecimal, of the chat templates and their special tokens."""
         parts = [self.chat_templates, self.special_tokens, *([self._of_tiktoken] if self._of_tiktoken else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text; None if there is none."""
+        """Id of the token that begins a text; None without one."""
         return self._id_of("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a text; None if there is none."""
+        """Id of the token that ends a text; None without one."""
         return self._id_of("eos_token")
 
     def token_to_id(self, token: str) -> int | None:
@@ -130,7 +132,7 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text; special tokens written in the text become their ids.
+        """Return the token ids of a text; special tokens in the text become their ids.
 
         Args:
             text: of any length; never truncated.
@@ -165,11 +167,11 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[str, bool]:
-        """Tokens that are found in texts before the model of the tokenizer is asked -> whether they are special."""
+        """Added tokens, matched before the vocabulary -> True for special tokens."""
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
-        """Return a copy that has these special tokens, too; a new one gets an id behind all others."""
+        """Return a copy with further special tokens; new tokens get the last ids."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Backend
 
@@ -180,7 +182,7 @@ class Tokenizer:
         return Tokenizer(backend, self.special_tokens, self.chat_templates, self._of_tiktoken, self.chat_control_tokens)
 
     def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of a text in which no added token is looked for, special or not."""
+        """Return the token ids of a text without a search for added tokens."""
         backend = self._backend
         if backend.normalizer is not None:
             text = backend.normalizer.normalize_str(text)
@@ -193,8 +195,8 @@ class Tokenizer:
         """Return the ids that have no text.
 
         Args:
-            skip_special_tokens: special tokens have none.
-            keep_tool_markers: but those whose name has "tool" or "function" in it have (<tool_call>, ...).
+            skip_special_tokens: leave special tokens out.
+            keep_tool_markers: keep special tokens with "tool" or "function" in their name (<tool_call>, ...).
         """
         if not skip_special_tokens:
             return frozenset()
@@ -206,7 +208,9 @@ class Tokenizer:
         )
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
-        """Return the text of token ids. Ids beyond the vocabulary (a model's padding) have no text, as in transformers.
+        """Return the text of token ids.
+
+        Ids beyond the vocabulary (padding of a model) have no text, as in transformers.
 
         Args:
             ids: token ids.
@@ -256,18 +260,35 @@ class Tokenizer:
         """
         if enable_thinking is None:
             return {}
-        known = self._template(chat_template, tools).variables
-        found = {name: enable_thinking for name in THINKING_VARIABLES if name in known}
-        if not found:
+        names = self._template(chat_template, tools).variables
+        variables = {name: enable_thinking for name in THINKING_VARIABLES if name in names}
+        if not variables:
             raise ChatTemplateError(
                 f"enable_thinking: the chat template reads none of {', '.join(THINKING_VARIABLES)}; it reads "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(names))}"
             )
-        return found
+        return variables
+
+    def effort_variables(self, effort: str, chat_template: str | None = None, tools: Any = None) -> dict[str, Any]:
+        """Return the template variables of a reasoning effort; "none" turns thinking off.
+
+        Raises:
+            ChatTemplateError: the template cannot express this effort.
+        """
+        names = self._template(chat_template, tools).variables
+        variables: dict[str, Any] = {"reasoning_effort": effort} if "reasoning_effort" in names else {}
+        if variables or effort == "none":
+            variables |= {name: effort != "none" for name in THINKING_VARIABLES if name in names}
+        if not variables:
+            raise ChatTemplateError(
+                f"reasoning_effort: the chat template has no variable for {effort!r}; it reads "
+                f"{', '.join(sorted(names))} (chat_template_kwargs)"
+            )
+        return variables
 
     @cached_property
     def turn_end_id(self) -> int | None:
-        """The special token that the chat template writes behind an answer; None if it writes none."""
+        """Special token after an answer in the chat template; None without such a token."""
         mark = "ANSWER-OF-THE-TURN"
         try:
             chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": mark}]
@@ -284,7 +305,7 @@ class Tokenizer:
     def encode_with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
     ) -> list[int]:
-        """Return the token ids of a conversation, in which the chat template has to show the tools to the model.
+        """Return the token ids of a conversation with tools; refuse templates without tools.
 
         Args:
             messages, variables: as for `apply_chat_template`.
@@ -320,7 +341,7 @@ class Tokenizer:
     ) -> str:
         """Return the text of a conversation; encode it with `add_special_tokens=False`.
 
-        It is what transformers renders, but for two things: parts of a content are joined by line ends if the template
+        It equals the text of transformers, except that parts of a content are joined by line ends if the template
         takes no lists, and arguments of tool calls that are JSON texts become objects if the template takes no texts.
 
         Args:
@@ -341,8 +362,8 @@ class Tokenizer:
         """
         if add_generation_prompt and continue_final_message:
             raise ChatTemplateError("add_generation_prompt: begins an answer, continue_final_message goes on with one")
-        for name, given in (("tools", tools), ("documents", documents)):
-            wrong = [item for item in given or () if not isinstance(item, Mapping)]
+        for name, items in (("tools", tools), ("documents", documents)):
+            wrong = [item for item in items or () if not isinstance(item, Mapping)]
             if wrong:
                 raise TypeError(f"{name}: expected objects (JSON schemas for tools), got {wrong[0]!r}")
         if add_generation_prompt is None:

@@ -1,6 +1,6 @@
 """Tokenizer classes of transformers that build their own pipeline and take little from tokenizer.json.
 
-`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json as it is. Those
+`AutoTokenizer` chooses a class by tokenizer_config.json and the model's type. Most use tokenizer.json unchanged. Those
 here take its vocabulary, merges and post-processor, and have their own normaliser, pre-tokenizer, decoder and defaults
 for special tokens. Added tokens are those that tokenizer_config.json lists, if it lists any.
 """
@@ -43,11 +43,11 @@ NOT_BUILT = frozenset(
         "Tipsv2 Udop VideoPrism Vits Wav2Vec2CTC Wav2Vec2PhonemeCTC Whisper XGLM XLM XLMRoberta XLNet"
     ).split()
 )
-"""Further classes of transformers that do not use tokenizer.json as it is."""
+"""Further classes of transformers that change tokenizer.json."""
 
 
 def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level: bool) -> str:
-    """Return the name of the class that transformers chooses, `PLAIN` if it uses tokenizer.json as it is.
+    """Return the class that transformers chooses; `PLAIN` for an unchanged tokenizer.json.
 
     Raises:
         ValueError: the class has another pipeline, and is not built here.
@@ -87,10 +87,10 @@ def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokeniz
         ValueError: tokenizer.json has another model than the class.
     """
     model: Any = backend.model
-    found = type(model).__name__
-    if found != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
+    kind = type(model).__name__
+    if kind != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         raise ValueError(
-            f"tokenizer_class: {name} needs BPE without a prefix or suffix in tokenizer.json, found {found}"
+            f"tokenizer_class: {name} needs BPE without a prefix or suffix in tokenizer.json, found {kind}"
         )
     llama = name == "LlamaTokenizer"
     model.dropout = model.unk_token = None
@@ -119,7 +119,7 @@ def build(name: str, backend: Tokenizer, settings: Mapping[str, Any]) -> Tokeniz
 
 
 def finish(name: str, backend: Tokenizer, special: list[str]) -> None:
-    """Add what a class adds behind all other tokens.
+    """Add the last tokens of a class.
 
     Args:
         name: of the class.

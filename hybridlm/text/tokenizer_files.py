@@ -1,4 +1,4 @@
-"""The tokenizer's files of a checkpoint, read as transformers reads them: class, added and special tokens, templates.
+"""Tokenizer files of a checkpoint, as transformers reads them: class, tokens and templates.
 
 Without added_tokens_decoder in tokenizer_config.json, the files of older versions count, too: special_tokens_map.json
 and added_tokens.json.
@@ -52,7 +52,7 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer(path: Path) -> TokenizerParts | None:
-    """Return the tokenizer of a checkpoint directory or a GGUF file; None if there is none that is read.
+    """Return the tokenizer of a directory or a GGUF file; None without one.
 
     Raises:
         CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
@@ -94,18 +94,21 @@ def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, An
 
 def _of_another_format(path: Path) -> TokenizerParts | None:
     """Return the tokenizer of a directory without tokenizer.json; warn if it is not read."""
-    others = [name for name in OTHER_FORMATS if (path / name).exists()]
-    settings, config = ({}, {}) if TIKTOKEN not in others else (read_settings(path), _read(path / "config.json"))
+    formats = [name for name in OTHER_FORMATS if (path / name).exists()]
+    settings, config = ({}, {}) if TIKTOKEN not in formats else (read_settings(path), _read(path / "config.json"))
     if is_read(settings, config):
         named = special_tokens(settings, {"bos_token": "[BOS]", "eos_token": "[EOS]"})
         listed = settings.setdefault("extra_special_tokens", list(DEFAULT_SPECIAL))
-        special = [*map(str_of, named.values()), *(str_of(token_of(one, "extra_special_tokens")) for one in listed)]
+        special = [
+            *map(str_of, named.values()),
+            *(str_of(token_of(source, "extra_special_tokens")) for source in listed),
+        ]
         backend = read_tiktoken(path, settings, special)
         add_tokens(backend, settings, named, {})
         return _with_templates(path, backend, settings, named, of_tiktoken=True)
-    if others:
+    if formats:
         warnings.warn(
-            f"{path}: found {', '.join(others)} but no tokenizer.json, the only format that is read, but for "
+            f"{path}: found {', '.join(formats)} but no tokenizer.json, the only format that is read, but for "
             f"{TIKTOKEN} of {', '.join(MODEL_TYPES)}: prompts have to be token ids. transformers can write one: "
             f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
             stacklevel=4,
@@ -126,54 +129,54 @@ def _with_templates(
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:
-    """Return the tokens that only a chat template may write beside the special ones; None where no file names them.
+    """Return non-special tokens reserved for chat templates; None if no file names them.
 
     Raises:
         ValueError: no list of texts.
     """
-    found = settings.get("chat_control_tokens")
-    if found is not None and not (isinstance(found, list) and all(isinstance(one, str) for one in found)):
-        raise ValueError(f"chat_control_tokens: expected a list of tokens, found {found!r}")
-    return found
+    tokens = settings.get("chat_control_tokens")
+    if tokens is not None and not (isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)):
+        raise ValueError(f"chat_control_tokens: expected a list of tokens, found {tokens!r}")
+    return tokens
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """Return tokenizer_config.json, with what special_tokens_map.json and added_tokens.json say where they count.
+    """Return tokenizer_config.json, merged with special_tokens_map.json and added_tokens.json.
 
     Raises:
         CheckpointError: a file is too long or cannot be read.
-        ValueError: a file says what it cannot mean.
+        ValueError: a field of a file is wrong.
     """
     settings = _read(directory / "tokenizer_config.json")
     settings = {key: value for key, value in settings.items() if key not in (ADDED, SPECIAL)}
     if "additional_special_tokens" in settings and not settings.get("extra_special_tokens"):
         settings["extra_special_tokens"] = settings.pop("additional_special_tokens")
     # Tokens with a name of the model's own. Those that are written here replace the list that a saved tokenizer has.
-    own = {key: value for key, value in settings.items() if _is_own(key) and isinstance(value, str)}
-    own |= _take_dict(settings, "extra_special_tokens")
+    names = {key: value for key, value in settings.items() if _is_own(key) and isinstance(value, str)}
+    names |= _take_dict(settings, "extra_special_tokens")
     saved = _take_dict(settings, NAMED)
-    own = own or saved
+    names = names or saved
     if "added_tokens_decoder" not in settings:
         older = _read(directory / "special_tokens_map.json")
         for role, value in older.items():
             if role == "extra_special_tokens" and isinstance(value, list):
-                known = settings.get(role)
-                known = known if isinstance(known, list) else []
-                value = [*known, *(token for token in value if token not in known)]
+                present = settings.get(role)
+                present = present if isinstance(present, list) else []
+                value = [*present, *(token for token in value if token not in present)]
             settings[role] = value
-        own |= _take_dict(settings, "extra_special_tokens")
+        names |= _take_dict(settings, "extra_special_tokens")
         # As objects of tokenizer_config.json they are no special tokens of added_tokens.json.
-        listed, more = (one.get("extra_special_tokens") or [] for one in (settings, older))
+        listed, tokens = (source.get("extra_special_tokens") or [] for source in (settings, older))
         if not isinstance(listed, list):
             raise ValueError(f"extra_special_tokens: expected a list or an object, found {listed!r}")
         special = [(role, settings[role]) for role in ROLES if role in older or isinstance(settings.get(role), str)]
-        special += [("extra_special_tokens", token) for token in listed if isinstance(token, str) or token in more]
+        special += [("extra_special_tokens", token) for token in listed if isinstance(token, str) or token in tokens]
         settings[SPECIAL] = [str_of(token_of(token, role)) for role, token in special if token]
         settings[ADDED] = _read(directory / "added_tokens.json")
     if "additional_special_tokens" in settings and "extra_special_tokens" not in settings:
         settings["extra_special_tokens"] = settings["additional_special_tokens"]
-    others = {key: value for key, value in settings.items() if _is_own(key) and key not in own}
-    settings[NAMED] = {key: value for key, value in others.items() if isinstance(value, str) or is_token(value)} | own
+    named = {key: value for key, value in settings.items() if _is_own(key) and key not in names}
+    settings[NAMED] = {key: value for key, value in named.items() if isinstance(value, str) or is_token(value)} | names
     return settings
 
 
@@ -183,7 +186,7 @@ def _is_own(key: str) -> bool:
 
 
 def _take_dict(settings: dict[str, Any], key: str) -> dict[str, Any]:
-    """Remove an object from the settings and return it; an empty one if something else is there."""
+    """Remove an object from the settings and return it; empty without an object."""
     return settings.pop(key) if isinstance(settings.get(key), dict) else {}
 
 
@@ -206,17 +209,17 @@ def chat_templates(directory: Path, settings: Mapping[str, Any]) -> dict[str, st
         named = {"default": directory / "chat_template.jinja"} | named
     if named:
         return {name: read_text(file, MAX_TEMPLATE_BYTES) for name, file in named.items()}
-    found = settings.get("chat_template")
-    if found is None:
+    templates = settings.get("chat_template")
+    if templates is None:
         return {}
-    if isinstance(found, str):
-        return {"default": found}
-    if isinstance(found, dict):
-        found = [{"name": name, "template": template} for name, template in found.items()]
-    valid = isinstance(found, list) and all(
+    if isinstance(templates, str):
+        return {"default": templates}
+    if isinstance(templates, dict):
+        templates = [{"name": name, "template": template} for name, template in templates.items()]
+    valid = isinstance(templates, list) and all(
         isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-        for entry in found
+        for entry in templates
     )
     if not valid:
         raise ValueError("chat_template: expected a string, or a list of objects with name and template")
-    return {entry["name"]: entry["template"] for entry in found}
+    return {entry["name"]: entry["template"] for entry in templates}

@@ -58,9 +58,9 @@ def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPr
             faults.append(f"  line {number}: {error}")
     if faults:
         count = "1 bad line" if len(faults) == 1 else f"{len(faults):,} bad lines"
-        more = len(faults) - MAX_SHOWN_FAULTS
-        shown = faults[:MAX_SHOWN_FAULTS] + ([f"  and {more:,} more"] if more > 0 else [])
-        raise ValueError("\n".join([f"{name}: {count}", *shown]))
+        hidden = len(faults) - MAX_SHOWN_FAULTS
+        lines = faults[:MAX_SHOWN_FAULTS] + ([f"  and {hidden:,} more"] if hidden > 0 else [])
+        raise ValueError("\n".join([f"{name}: {count}", *lines]))
     if not prompts:
         raise ValueError(f"{name}: has no prompts")
     return prompts

@@ -22,18 +22,18 @@ Folder = Annotated[
 
 @cache.command("list")
 def list_steps(folder: Folder = None, debug: Debug = False) -> None:
-    """Show every compiled step: which it is, its size, the seconds that compiling took, when it was last used."""
+    """Show every compiled step with its size, compile time and last use."""
     with reported(debug):
         store = _store(folder)
-        table = table_of("step", "MB", "compiled in", "last used", "file", left=5, overflow="fold")
+        table = table_of("step", "MB", "compiled in", "last used", "file", text_columns=5, overflow="fold")
         entries = store.entries()
-        for one in entries:
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
-            label = "damaged, or another's" if one.label is None else one.label
-            row = (label, f"{one.bytes / 1e6:,.1f}", f"{one.seconds:.1f} s", used, one.name[:12])
+        for entry in entries:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+            label = "damaged, or another's" if entry.label is None else entry.label
+            row = (label, f"{entry.bytes / 1e6:,.1f}", f"{entry.seconds:.1f} s", used, entry.name[:12])
             table.add_row(*map(Text, row))
         console_for_table().print(table)
-        total = sum(one.bytes for one in entries)
+        total = sum(entry.bytes for entry in entries)
         typer.echo(f"{store.directory}: {len(entries)} steps, {total / 1e6:,.1f} of {store.max_bytes / 1e6:,.0f} MB")
 
 
@@ -51,7 +51,7 @@ def clear(
 
 
 def _store(folder: Path | None) -> ExecutableStore:
-    found = cache_of(folder).folder
-    if found is None:
+    store = cache_of(folder).folder
+    if store is None:
         raise ValueError("expected JAX's compilation cache, or one of the user's own, in a local folder; give --folder")
-    return ExecutableStore(found / STEPS)
+    return ExecutableStore(store / STEPS)

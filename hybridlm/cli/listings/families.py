@@ -14,7 +14,7 @@ def list_families(debug: Debug = False) -> None:
     with caches in bfloat16; `hybridlm inspect` prints sizes. A wrapper is a model around a text model of a family.
     """
     with reported(debug):
-        table = table_of("family", "model types", "origin", "state", left=4, overflow="fold")
+        table = table_of("family", "model types", "origin", "state", text_columns=4, overflow="fold")
         for family, origin in families().items():
             state = "\n".join(family.state_formulas())
             table.add_row(*map(Text, (family.name, "\n".join(family.model_types), origin, state)))

@@ -88,7 +88,8 @@ def test_help(command: str):
 
 def test_options_of_generate_are_the_fields_of_sampling_params():
     declared = inspect.signature(generate.generate).parameters
-    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "structured_outputs": "json_schema"}
+    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "allowed_token_ids": "allowed_token_id"}
+    others["structured_outputs"] = "json_schema"
     for field in dataclasses.fields(hybridlm.SamplingParams):
         name = others.get(field.name, field.name)
         assert field.name in others or declared[name].default == field.default
@@ -230,6 +231,7 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "logit_bias": {"3": 1.5},
         "min_tokens": 2,
         "bad_words": ["x"],
+        "allowed_token_ids": None,
         "skip_special_tokens": False,
         "keep_tool_markers": True,
         "thinking_budget": 9,

@@ -273,8 +273,15 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
         ("max_tokens", True),
         ("max_tokens", -1.0),
         ("max_tokens", 1e300),
-        ("seed", -1),
-        ("seed", -1.0),
+        ("seed", -2),
+        ("seed", -2.0),
+        ("truncate_prompt_tokens", -2),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", 241),
+        ("truncation_side", "middle"),
+        ("allowed_token_ids", [True]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [100000]),
         ("seed", 0.5),
         ("seed", 2.0**60),
         ("n", 0.0),
@@ -291,6 +298,106 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
 def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, value: Any):
     with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
         read_request(line("a", prompt="x", **{name: value}), text_lm.text_model.inputs)
+
+
+@pytest.mark.parametrize("seed", [-1, -1.0])
+def test_a_seed_of_minus_one_is_no_seed(text_lm: hybridlm.LM, seed: float) -> None:
+    inputs = text_lm.text_model.inputs
+    seeds = [
+        read_request(line(name, prompt="x", **fields), inputs).requests[0].params.seed
+        for name, fields in (("a", dict[str, Any]()), ("a", {"seed": seed}), ("b", {"seed": seed}))
+    ]
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"truncate_prompt_tokens": 3}, [14, 15, 16]),
+        ({"truncate_prompt_tokens": 3.0, "truncation_side": "right"}, [7, 8, 9]),
+        ({"truncate_prompt_tokens": 10}, list(range(7, 17))),
+        ({"truncate_prompt_tokens": -1}, list(range(7, 17))),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 250}, list(range(11, 17))),
+    ],
+    ids=str,
+)
+def test_prompts_are_truncated_on_request(text_lm: hybridlm.LM, fields: dict[str, Any], expected: list[int]) -> None:
+    """The context has 256 tokens: with `max_tokens` of 250 a prompt has room for 6."""
+    asked = line("a", prompt=[list(range(7, 17)), [5]], **fields)
+    prompts = read_request(asked, text_lm.text_model.inputs).prompts
+    assert [list(prompt.token_ids) for prompt in prompts] == [expected, [5]]
+
+
+def test_truncated_prompts_of_texts_and_chats(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    lines = [
+        line("a", prompt="Who has", truncate_prompt_tokens=2, max_tokens=2, temperature=0, echo=True),
+        line("b", CHAT, messages=[{"role": "user", "content": "x" * 300}], truncate_prompt_tokens=-1),
+        line("c", CHAT, messages=[{"role": "user", "content": "x" * 300}]),
+    ]
+    cut, chat, long = answered(model_of(text_lm), lines, tmp_path)
+    assert text_lm.tokenizer is not None
+    ids = text_lm.tokenizer.encode("Who has")[-2:]
+    completion = text_lm.generate([ids], max_tokens=2)[0]
+    assert body(cut)["choices"][0]["text"] == f"{text_lm.tokenizer.decode(ids)}{completion.text}"
+    assert body(cut)["usage"]["prompt_tokens"] == 2
+    assert body(chat)["usage"] == {"prompt_tokens": 255, "completion_tokens": 1, "total_tokens": 256}
+    assert "the context holds 256" in long["error"]["message"]
+
+
+def test_only_allowed_tokens_are_sampled(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    allowed = {"allowed_token_ids": [9.0, 5], "max_tokens": 12, "return_token_ids": True}
+    lines = [line(str(seed), prompt="Who has", seed=seed, **allowed) for seed in range(4)]
+    found = answered(
+        model_of(text_lm), [*lines, line("free", prompt="Who has", seed=0, return_token_ids=True)], tmp_path
+    )
+    *sampled, free = [body(row)["choices"][0]["token_ids"] for row in found]
+    assert {token for ids in sampled for token in ids} == {5, 9} and not set(free) <= {5, 9}
+
+
+EFFORT = "{% if reasoning_effort %}[{{ reasoning_effort }}]{% endif %}"
+SWITCH = "{% if enable_thinking is false %}[off]{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "start"),
+    [
+        (EFFORT, {}, ""),
+        (EFFORT, {"reasoning_effort": "low"}, "[low]"),
+        (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
+        (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
+        (
+            EFFORT + SWITCH,
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            "[high][off]",
+        ),
+        (SWITCH, {"reasoning_effort": "none"}, "[off]"),
+    ],
+    ids=str,
+)
+def test_reasoning_effort_is_a_variable_of_the_template(
+    text_lm: hybridlm.LM, template: str, fields: dict[str, Any], start: str
+) -> None:
+    template += "{% for message in messages %}{{ message.content }}{% endfor %}"
+    asked = line("a", CHAT, messages=[{"role": "user", "content": "hi"}], chat_template=template, **fields)
+    prompt = read_request(asked, text_lm.text_model.inputs).prompts[0]
+    assert text_lm.tokenizer is not None and text_lm.tokenizer.decode(prompt.token_ids) == f"{start}hi"
+
+
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        (CHAT, {"reasoning_effort": "low"}),
+        (CHAT, {"reasoning_effort": "low", "chat_template": SWITCH + "{{ messages }}"}),
+        (CHAT, {"reasoning_effort": "much", "chat_template": EFFORT + "{{ messages }}"}),
+        (CHAT, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
+        (COMPLETIONS, {"reasoning_effort": "low"}),
+    ],
+    ids=str,
+)
+def test_efforts_that_are_refused(text_lm: hybridlm.LM, url: str, fields: dict[str, Any]) -> None:
+    fields |= {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "x"}
+    with pytest.raises(ValueError, match="^reasoning_effort: "):
+        read_request(line("a", url, **fields), text_lm.text_model.inputs)
 
 
 def test_stop_strings_and_ids(text_lm: hybridlm.LM):
@@ -376,7 +483,7 @@ def every_default(chat: bool) -> dict[str, Any]:
         "include_stop_str_in_output": False, "detokenize": True, "logits_processors": [], "priority": 0,
         "use_beam_search": False, "ignore_eos": False, "response_format": {"type": "text"}, "tools": [],
         "tool_choice": "none", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s",
-        "request_id": "r", "cache_salt": "c",
+        "request_id": "r", "cache_salt": "c", "session_id": "s", "truncate_prompt_tokens": 9, "truncation_side": "left",
     }  # fmt: skip
     if not chat:
         return both | {"best_of": 1, "echo": False, "suffix": "", "add_special_tokens": True}

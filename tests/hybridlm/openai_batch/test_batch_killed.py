@@ -102,8 +102,8 @@ def test_a_changed_input_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_line_of_progress():
     assert progress_line("answering", 0, 100, 0.2) == "answering: 0% after 0 s"
     assert progress_line("answering", 25, 100, 1000.0) == "answering: 25% after 1,000 s, 0:50:00 left"
-    assert progress_line("answering", 75, 100, 10.0, kept=75) == "answering: 75% after 10 s"
-    assert progress_line("answering", 80, 100, 10.0, kept=75) == "answering: 80% after 10 s, 0:00:40 left"
+    assert progress_line("answering", 75, 100, 10.0, stored=75) == "answering: 75% after 10 s"
+    assert progress_line("answering", 80, 100, 10.0, stored=75) == "answering: 80% after 10 s, 0:00:40 left"
 
 
 @pytest.mark.long

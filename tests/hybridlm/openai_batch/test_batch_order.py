@@ -111,7 +111,7 @@ def test_the_sort_window_says_how_many_lines_are_sorted(
 
     numbers = {f"{SHOTS[i % 3]}{i}": i for i in range(6)}
 
-    def answered(model: object, requests: Sequence[OpenAIRequest], created: int) -> list[GrammarError]:
+    def answered(model: object, requests: Sequence[OpenAIRequest], finished: object) -> list[GrammarError]:
         seen.append([numbers["".join(map(chr, one.prompts[0].token_ids))] for one in requests])
         return [GrammarError("x", 0, "none") for _ in requests]
 

@@ -158,6 +158,12 @@ def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
         ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
         ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
         ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
+        ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
+        (
+            {"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
+            "allowed_token_ids: expected None with structured_outputs",
+        ),
         ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
         ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
     ],

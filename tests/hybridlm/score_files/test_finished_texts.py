@@ -146,7 +146,15 @@ def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Pa
     text_lm = hybridlm.load(text_lm.path, **SETTINGS)  # with the weights of the files, which other tests replace
     output, whole = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
     text_lm.score_file(texts, whole)
-    command = [sys.executable, REFERENCE / "processes" / "kill_texts.py", text_lm.path, texts, output, "9"]
+    command = [
+        sys.executable,
+        REFERENCE / "processes" / "kill_texts.py",
+        text_lm.path,
+        texts,
+        output,
+        "9",
+        "score_file",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(hybridlm.__file__).parents[1])}
     killed = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr

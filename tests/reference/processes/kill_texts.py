@@ -1,4 +1,7 @@
-"""Score a file and kill -9 this process after so many finished texts: kill_texts.py MODEL INPUT OUTPUT COUNT."""
+"""Run a method over a file and kill -9 this process after so many finished texts.
+
+python kill_texts.py MODEL INPUT OUTPUT COUNT METHOD
+"""
 
 import os
 import signal
@@ -25,4 +28,4 @@ def killing(self: finished.FinishedTexts, *given: Any) -> None:
 
 
 finished.FinishedTexts.add = killing  # type: ignore[method-assign]  # the process ends
-hybridlm.load(sys.argv[1], **SETTINGS).score_file(sys.argv[2], sys.argv[3])
+getattr(hybridlm.load(sys.argv[1], **SETTINGS), sys.argv[5])(sys.argv[2], sys.argv[3])

@@ -1,0 +1,69 @@
+"""Masks of the tokens that each lane of a step may sample."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybridlm.grammars.grammars import GrammarState
+
+
+class TokenSet:
+    """Mask of a fixed set of tokens, with the methods of `GrammarState`.
+
+    Args:
+        token_ids: the tokens.
+        vocab_size: number of logits of a token.
+    """
+
+    fault = None
+    complete = False
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int):
+        self.words = -(-vocab_size // 32)
+        self._members = np.zeros(32 * self.words, bool)
+        self._members[list(token_ids)] = True
+        self._mask = np.packbits(self._members, bitorder="little").view(np.uint32)
+
+    def push(self, token: int) -> None:
+        """Add a sampled token; the mask stays."""
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """Return how many of these tokens, from the first on, are in the set."""
+        return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
+
+    def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
+        """Write the masks of the next token and after each draft, uint32 [D + 1 or more, words]."""
+        masks[: len(drafts) + 1] = 0
+        masks[: len(drafts) + 1, : self.words] = self._mask
+
+
+TokenState = GrammarState | TokenSet
+
+
+def token_masks(
+    states: Sequence[TokenState | None], words: int, drafts: Sequence[Sequence[int]] | None = None, tokens: int = 1
+) -> np.ndarray | None:
+    """Return the masks of every lane, or None if every lane may sample any token.
+
+    Args:
+        states: grammars and sets of tokens of the lanes; None for a lane that may sample any token.
+        words: words of a mask.
+        drafts: drafts of the lanes; None for a step that verifies none.
+        tokens: tokens of a lane in a step that verifies.
+
+    Returns:
+        uint32 [lanes, words], or with drafts [lanes, tokens, words].
+    """
+    width = max((state.words for state in states if state is not None), default=0)
+    if not width:
+        return None
+    masks = np.full((len(states), tokens, width), 0xFFFFFFFF, np.uint32)
+    grammars = list[tuple[GrammarState, int]]()
+    for lane, state in enumerate(states):
+        if drafts is None and isinstance(state, GrammarState):
+            grammars.append((state, lane))
+        elif state is not None:
+            state.fill(masks[lane], () if drafts is None else drafts[lane])
+    GrammarState.fill_all(grammars, masks[:, 0])
+    masks = masks[:, :, :words]
+    return np.ascontiguousarray(masks[:, 0] if drafts is None else masks)

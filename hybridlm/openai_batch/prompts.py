@@ -1,0 +1,93 @@
+"""Prompts of requests as token ids that fit the context."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hybridlm.engine.inputs import Inputs
+from hybridlm.openai_batch.fields import Fields, among, whole
+from hybridlm.requests.validation import check_length
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+class Truncation(NamedTuple):
+    """Number of tokens of a prompt that stay, and the side that loses the others."""
+
+    count: int
+    side: str
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """Token ids that fit the context, and the text of a whole prompt."""
+
+    token_ids: tuple[int, ...]
+    text: str | None = None
+
+
+def take_truncation(body: Fields, max_tokens: int, context: int) -> Truncation | None:
+    """Take the truncation of prompts, defined as in vLLM.
+
+    The last tokens stay; -1 leaves room for the answer.
+
+    Args:
+        body: fields of the request.
+        max_tokens: limit of the answer; `context` for a chat without a limit, which leaves room for one token.
+        context: maximum length of a sequence.
+    """
+    count = body.take("truncate_prompt_tokens", whole(-1, 2**31 - 1))
+    side = body.take("truncation_side", among("left", "right"), "left")
+    if count is None:
+        return None
+    room = context - (1 if max_tokens == context else max_tokens)
+    if count == 0 or count > room or room < 1:
+        message = f"expected -1 or 1..{room} (the context of {context} tokens less max_tokens)"
+        body.fault(f"truncate_prompt_tokens: {message}, got {count}")
+    return Truncation(room if count == -1 else count, side)
+
+
+def completion_prompts(prompt: Any, inputs: Inputs, truncation: Truncation | None) -> list[TokenizedPrompt]:
+    """Encode a text, token ids, or a list of either."""
+    items = prompt if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else [prompt]
+    if prompt == [] or not (
+        all(isinstance(item, str) for item in items) or all(isinstance(item, list) for item in items)
+    ):
+        raise ValueError("prompt: expected a string, a list of strings, a list of token ids or a list of such lists")
+    return [
+        _tokenized(item, f"prompt[{i}]" if items is prompt else "prompt", inputs, truncation)
+        for i, item in enumerate(items)
+    ]
+
+
+def chat_prompt(
+    messages: list[Any],
+    variables: dict[str, Any],
+    effort: str | None,
+    tools: list[Any],
+    inputs: Inputs,
+    truncation: Truncation | None,
+) -> TokenizedPrompt:
+    """Encode a conversation.
+
+    Args:
+        messages, variables, tools: as for `Tokenizer.encode_with_tools`.
+        effort: `reasoning_effort`, for the chat template; None for its default.
+        inputs: checks token ids.
+        truncation: of the prompt; None refuses a prompt that does not fit.
+    """
+    tokenizer = inputs.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"messages: the checkpoint has no tokenizer.json; send token ids to {COMPLETIONS}")
+    if effort is not None:
+        variables = tokenizer.effort_variables(effort, variables.get("chat_template"), tools or None) | variables
+    return _tokenized(tokenizer.encode_with_tools(messages, tools, **variables), "messages", inputs, truncation)
+
+
+def _tokenized(item: str | list[int], where: str, inputs: Inputs, truncation: Truncation | None) -> TokenizedPrompt:
+    ids = inputs.token_ids(item, where)
+    text = item if isinstance(item, str) else None
+    if truncation is not None and len(ids) > truncation.count:
+        ids = ids[-truncation.count :] if truncation.side == "left" else ids[: truncation.count]
+        text = None
+    check_length(ids, where, inputs.context)
+    return TokenizedPrompt(ids, text)

@@ -217,7 +217,8 @@ class Parts:
             self.delete()
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"part-{number:06}{self.output.suffix}"
+        # Parts are compressed once they are joined.
+        return self.folder / f"part-{number:06}{Path(self.output.name.removesuffix('.gz')).suffix}"
 
     def _append(self, line: Mapping[str, Any]) -> None:
         _write(self._manifest, dump(line).encode() + b"\n", "ab")

@@ -7,15 +7,13 @@ import numpy as np
 import pyarrow as pa
 
 from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.score_files.objects import COLUMNS, named_columns
 from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields
-from hybridlm.scoring.items import FORMS, form_of
-
-COLUMNS = ("id", *FORMS, "completion")
-"""Columns that are read of a table."""
+from hybridlm.scoring.items import MASK, form_of
 
 
 def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
-    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", "id", and the named ones.
+    """Return the columns to read; see `named_columns`.
 
     Texts are strings, token ids lists of whole numbers, a prompt and its completion either of them, and messages lists
     of structs.
@@ -28,20 +26,8 @@ def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
     Raises:
         ValueError: they are missing, duplicate, or of other types.
     """
-    twice = sorted({name for name in COLUMNS if schema.names.count(name) > 1})
-    if twice:
-        raise ValueError(f"column {twice[0]}: expected it once, found it {schema.names.count(twice[0])} times")
-    columns = [name for name in COLUMNS if name in schema.names]
-    named = {"token_ids": fields.chosen, "interventions": fields.interventions}
-    for what, name in named.items():
-        if name is not None and (name in COLUMNS or schema.names.count(name) != 1):
-            raise ValueError(f"{what}: expected the name of a column with them, {name!r} is none of {schema.names}")
-    if not set(columns) & set(FORMS):
-        found = ", ".join(schema.names) or "none"
-        raise ValueError(f"expected a column {' or '.join(FORMS)}, found {found}")
-    if ("prompt" in columns) != ("completion" in columns):
-        raise ValueError(f"expected columns prompt and completion together, found {', '.join(schema.names)}")
-    faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type))]
+    columns = named_columns(schema.names, fields)
+    faults = [fault for name in columns if name in COLUMNS and (fault := _type_fault(name, schema.field(name).type))]
     if fields.chosen is not None and (wrong := _chosen_fault(fields.chosen, schema.field(fields.chosen).type)):
         faults.append(wrong)
     if fields.interventions is not None:
@@ -50,7 +36,7 @@ def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
             faults.append(f"column {fields.interventions}: expected lists of structs (kind, ...), found {type}")
     if faults:
         raise ValueError("; ".join(faults))
-    return [*columns, *(one for one in fields if one is not None)]
+    return columns
 
 
 def _is_list(type: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
@@ -77,9 +63,11 @@ def _type_fault(name: str, type: pa.DataType) -> str | None:
         good, expected = string or pa.types.is_integer(value), "strings or whole numbers"
     elif name == "text":
         good, expected = string, "strings"
+    elif name == MASK:
+        good, expected = True, "lists of numbers"
     elif name == "messages":
         good, expected = _is_list(type, pa.types.is_struct), "lists of structs (role, content)"
-    elif name == "token_ids":
+    elif name in ("token_ids", "input_ids"):
         good, expected = whole, "lists of whole numbers"
     else:
         good, expected = string or whole, "strings or lists of whole numbers (several completions are several rows)"

@@ -19,6 +19,7 @@ from hybridlm.score_files.rows import (
     RowFields,
     SortedParts,
     TextSource,
+    require_one_kind,
 )
 
 BATCH_ROWS = 1024
@@ -102,14 +103,7 @@ class ParquetScores:
     several = False
 
     def __init__(self, ids: IdKinds, columns: Columns):
-        for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
-            if kind in ids:
-                raise ValueError(
-                    f"id of row or line {ids[kind]}: a {kind}, which Parquet has no column for; write .jsonl"
-                )
-        if len(ids) > 1:
-            where = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
-            raise ValueError(f"ids: {where}, but a Parquet column holds one kind; write .jsonl")
+        require_one_kind(ids, "Parquet")
         self._columns, self._schema = columns, schema_of("whole number" in ids, columns)
 
     def part(self, rows: list[OutputRow]) -> bytes:

@@ -1,6 +1,6 @@
 """Rows of texts and of scores, and the interfaces of files that hold them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -111,26 +111,43 @@ class TextSource:
     Attributes:
         path: the file that is read.
         unit: the word for a row in messages, "line" or "row".
+        id_name: field of the ids.
     """
 
     path: Path
     unit: str
+    id_name = "id"
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
         """Yield the rows from a mark on, each with the mark behind it, in bounded memory."""
         raise NotImplementedError
 
-    def repeated(self, row: InputRow, first: int) -> str:
-        """Return the fault of a row with the id of an earlier row.
-
-        Args:
-            row: the later row.
-            first: number of the earlier row.
-        """
-        return f"id: is used twice, first in {self.unit} {first}; ids have to be distinct or absent"
-
     def close(self) -> None:
         """Delete temporary files."""
+
+
+class ObjectReader(Protocol):
+    """Makes rows of objects: JSON on lines, or the cells of CSV by the name of their column.
+
+    Attributes:
+        id_name: field of the ids.
+    """
+
+    id_name: str
+
+    def columns(self, names: Sequence[str]) -> dict[str, bool]:
+        """Return the columns of CSV to read, True for JSON; raise ValueError for a missing or duplicate column."""
+        ...
+
+    def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
+        """Return the row of an object; an object of another kind is a row with a fault.
+
+        Args:
+            number: of the row in messages.
+            value: the object.
+            size: bytes of the object in its file.
+        """
+        ...
 
 
 SortedParts = tuple[Contents, np.ndarray | None]
@@ -162,3 +179,14 @@ class ScoreTarget(Protocol):
 
 IdKinds = dict[str, int]
 """Kind of ids in a file ("string", "whole number", ...) -> number of the first row that has it."""
+
+
+def require_one_kind(ids: IdKinds, format: str) -> None:
+    """Raise ValueError for ids that one column of a format cannot hold."""
+    for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
+        if kind in ids:
+            place = f"id of row or line {ids[kind]}"
+            raise ValueError(f"{place}: a {kind}, which {format} has no column for; write .jsonl")
+    if len(ids) > 1:
+        places = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
+        raise ValueError(f"ids: {places}, but a {format} column holds one kind; write .jsonl")

@@ -8,7 +8,6 @@ from typing import Any
 
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.score_files.formats import format_version, target_for
-from hybridlm.score_files.jsonl import JsonScores
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.order import Limits, SortWindow, in_windows, plan
 from hybridlm.score_files.row_progress import Amount, score_progress
@@ -22,7 +21,7 @@ MAX_WINDOW_IDS = 1 << 24
 MAX_SORT_IDS = 1 << 26
 """Ids reported about a sort window; its rows are put back into their places together."""
 
-SEVERAL = "expected one completion, a Parquet output has no column for a list of them; write .jsonl"
+SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
 """Fault of a row with several completions."""
 
 
@@ -52,7 +51,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         version = identity(source.path)
         surveyed = survey(input, source, limits, options.strict, bar.read, task.rows)
         columns: Columns = {**task.columns, **(task.prompt_columns if surveyed.prompts else {})}
-        target = (JsonScores if task.format else target_for(path))(surveyed.ids, columns)
+        target = target_for(path)(surveyed.ids, columns)
         parts.resume(_origin(task, path, surveyed, limits, options.shard), options.restart)
         kept = sum(part.rows for part in parts.done)
         if options.strict:
@@ -110,7 +109,7 @@ def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard
         "sort window": f"{limits.sorted} bytes",
         # Parts of another format have an entry for a shard only.
         **({"shard": shard or "none"} if shard or task.format is None else {}),
-        "output": task.format or format_version(output),
+        "output": format_version(output) if task.format is None else f"{task.format} in {format_version(output)}",
     }
 
 

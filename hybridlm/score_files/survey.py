@@ -135,7 +135,10 @@ def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
     repeated = dict[int, str]()
     for row, _ in source.rows(START) if hashes else ():
         if row.id is not None and hash(row.id) in hashes and first.setdefault(row.id, row.number) != row.number:
-            repeated[row.number] = source.repeated(row, first[row.id])
+            place = f"{source.unit} {first[row.id]}"
+            repeated[row.number] = (
+                f"{source.id_name}: is used twice, first in {place}; ids have to be distinct or absent"
+            )
     return repeated
 
 

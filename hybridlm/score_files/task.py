@@ -75,7 +75,7 @@ class RowTask:
         check: (input, output, options) -> path of the output; checks that need no model.
         open: (input, names of fields, fields of requests) -> rows of the input.
         output: (row, its name, result or fault) -> row of the output.
-        format: version of the output's rows, JSON lines of another form; None for the format of the output's name.
+        format: version of the output's rows; None for rows of scores.
         rows: plural word for rows in messages.
         verb: word for progress.
         report: (output, parts, rows of an earlier run) -> result of the run.

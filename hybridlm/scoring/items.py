@@ -11,8 +11,10 @@ from hybridlm.requests.results import Score
 from hybridlm.requests.validation import located
 from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
 
-FORMS = ("text", "token_ids", "prompt", "messages")
-"""Fields of an object, one for each form of an item; a prompt has its `completion` beside it."""
+FORMS = ("text", "token_ids", "input_ids", "prompt", "messages")
+"""Fields of an object, one for each form of an item; `completion` belongs to `prompt`."""
+MASK = "attention_mask"
+"""Field of tokenizers for `input_ids`: 0 marks padding."""
 _SHORT = reprlib.Repr()
 """Texts and token ids in messages."""
 _SHORT.maxstring, _SHORT.maxlist = 100, 20
@@ -42,13 +44,21 @@ def form_of(fields: Mapping[str, Any]) -> str:
     """Return the form of an object's item; null fields do not count.
 
     Raises:
-        ValueError: none or several.
+        ValueError: no form or several, half of a pair, or `input_ids` with padding.
     """
     present = [name for name in FORMS if fields.get(name) is not None]
-    if len(present) != 1:
-        raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got {', '.join(present) or 'none of them'}")
+    if not present:
+        raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got none of them")
+    if len(present) > 1:
+        names = ", ".join(present)
+        raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got {names}; remove the others, or write null")
     if (present[0] == "prompt") != (fields.get("completion") is not None):
         raise ValueError("expected prompt and completion together, got one of them")
+    mask = fields.get(MASK)
+    if present[0] == "input_ids" and isinstance(mask, list | tuple) and 0 in mask:
+        raise ValueError(
+            f"{MASK}: expected 1 for every token, got 0 at {mask.index(0)}; write input_ids without padding"
+        )
     return present[0]
 
 

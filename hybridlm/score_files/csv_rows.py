@@ -1,4 +1,4 @@
-"""CSV files of texts or requests, and of scores: UTF-8, commas, double quotes, names in the first row (RFC 4180)."""
+"""CSV files of texts, requests and scores: UTF-8, commas, double quotes, names first (RFC 4180)."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ from ir_passes.files.strict_json import parse_json
 
 
 class CsvRows(TextLines):
-    """A CSV file: one row for each record, an empty cell is null, columns other than texts hold JSON.
+    """A CSV file of texts or requests; an empty cell is null.
 
     Args:
         path: the file; with the ending .gz it is compressed.
@@ -57,7 +57,7 @@ class CsvRows(TextLines):
             offset = mark.offset
 
     def _records(self, start: Mark) -> Iterator[tuple[list[str], Mark]]:
-        """Yield records with the mark behind each; raise ValueError for wrong quotes or more than the maximum bytes."""
+        """Yield each record and the mark behind it; raise ValueError for a record without an end."""
         number, begin = start
         offset = begin
 
@@ -98,7 +98,7 @@ class CsvRows(TextLines):
 
 
 def _value(name: str, cell: str, is_json: bool) -> Any:
-    """Return the value of a cell, None for an empty cell; raise ValueError for bytes other than UTF-8, or no JSON."""
+    """Return the value of a cell, None for an empty cell; raise ValueError for a wrong cell."""
     try:
         cell.encode()
         return parse_json(cell) if cell and is_json else cell or None
@@ -107,9 +107,9 @@ def _value(name: str, cell: str, is_json: bool) -> Any:
             f"column {name}: expected UTF-8, but it cannot be decoded at character {error.start}"
         ) from None
     except ValueError as error:
-        shown = cell if len(cell) <= 60 else f"{cell[:57]}..."
+        excerpt = cell if len(cell) <= 60 else f"{cell[:57]}..."
         raise ValueError(
-            f"column {name}: expected JSON, such as [5, 6, 7] for token ids, got {shown!r}: {error}"
+            f"column {name}: expected JSON, such as [5, 6, 7] for token ids, got {excerpt!r}: {error}"
         ) from None
 
 
@@ -148,7 +148,7 @@ class CsvScores(JsonScores):
             yield parse_json(line).encode()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the names and the records of all parts to a file, in the order of the input."""
+        """Write the names and the records of all parts in the order of the input."""
         file.writelines(self.lines(parts))
 
 

@@ -65,8 +65,8 @@ def require_comparable(model: TextModel, other: TextModel) -> None:
 
 
 def compared_ids(model: TextModel, other: TextModel, item: Any, where: str) -> tuple[int, ...]:
-    """Return the token ids of a text for both models; raises TypeError or ValueError for a wrong text."""
-    tokenizers = {one.tokenizer and one.tokenizer.fingerprint for one in (model, other)}
+    """Return the token ids of a text for both models; raise TypeError or ValueError."""
+    tokenizers = {side.tokenizer and side.tokenizer.fingerprint for side in (model, other)}
     if isinstance(item, str) and len(tokenizers) > 1:
         raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
     ids = model.inputs.encode(item, where)

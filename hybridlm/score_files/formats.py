@@ -68,7 +68,7 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
 
 
 def check_output(input: Path, output: Path, options: FileOptions) -> Path:
-    """Return the path of the output, with the shard in its name; raises ValueError or OSError."""
+    """Return the path of the output with the shard in its name; see `replaceable`."""
     index, count = options.share
     if count > 1:
         begin = len(output.name) - len(ending_of(output))
@@ -77,11 +77,11 @@ def check_output(input: Path, output: Path, options: FileOptions) -> Path:
 
 
 def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:
-    """Open a file of texts or of requests; each line of a .txt file is a text.
+    """Open a file of texts or requests.
 
     Args:
         path: the file.
-        fields: names of the fields or columns beside those of texts.
+        fields: names of further fields or columns.
         request: fields of JSON lines that are requests; None for texts.
 
     Raises:
@@ -112,7 +112,7 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
 
 
 def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
-    """Return the format of an output, JSON lines for an unknown ending, as a function of ids and columns."""
+    """Return the class of an output's format: JSON lines for an unknown ending."""
     ending = ending_of(path)
     if ending == ".parquet":
         from hybridlm.score_files.parquet import ParquetScores
@@ -126,7 +126,7 @@ def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
 
 
 def format_version(path: Path) -> str:
-    """Return the format of an output, with the version of its writer if the bytes depend on it."""
+    """Return the format of an output, and the version of a library in its bytes."""
     ending = ending_of(path)
     if ending == ".parquet":
         return f"{ending} by pyarrow {version('pyarrow')}"

@@ -23,7 +23,7 @@ from hybridlm.score_files.rows import (
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; blank lines at its end do not count.
+    """A file of JSON objects, one per line; see `TextLines`.
 
     Args:
         path: the file; with the ending .gz it is compressed.
@@ -76,7 +76,7 @@ class JsonScores:
         }
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        """Yield the lines of all parts in the order of the input, those of a sort window from memory."""
+        """Yield the lines of all parts in the order of the input, sorted windows from memory."""
         for contents, order in parts:
             lines = (line for content in contents for line in content().splitlines(keepends=True))
             if order is not None:
@@ -85,7 +85,7 @@ class JsonScores:
             yield from lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts to a file, in the order of the input, with one part in memory."""
+        """Write the lines of all parts in the order of the input, with one part in memory."""
         for contents, order in parts:
             if order is None:
                 for content in contents:
@@ -95,7 +95,7 @@ class JsonScores:
 
 
 class Compressed:
-    """Lines of another format, compressed by gzip; the lines of a sort window are in memory together.
+    """Lines of another format, compressed by gzip.
 
     Args:
         target: the other format.
@@ -105,7 +105,7 @@ class Compressed:
         self.several, self.part, self._lines = target.several, target.part, target.lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts, in the order of the input; the header has no name and no time."""
+        """Write the lines of all parts in the order of the input, with an empty header."""
         with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
             compressed.writelines(self._lines(parts))
 

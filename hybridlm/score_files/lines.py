@@ -1,4 +1,4 @@
-"""Lines of a file, plain or compressed by gzip, read from any offset in constant memory."""
+"""Lines of a plain or gzip file, from any offset in constant memory."""
 
 import gzip
 import zlib
@@ -17,7 +17,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading; a name with the ending .gz is decompressed block by block.
+    """Open a file for reading, and decompress .gz block by block.
 
     Offsets count decompressed bytes. A seek in a compressed file reads the file from the beginning.
 
@@ -36,7 +36,7 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
 
 
 def content_end(file: BinaryIO) -> int:
-    """Return the offset behind the last byte other than white space; 0 for a byte-order mark alone."""
+    """Return the offset behind the last byte other than white space or a byte-order mark."""
     offset = end = 0
     while block := file.read(BLOCK_BYTES):
         content = block.rstrip()
@@ -66,7 +66,7 @@ class TextLines(TextSource):
             self._end = content_end(file)
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every line from `start` on; a line that cannot be read is a row with a fault."""
+        """Yield every line from `start` on, with a fault for a line in another encoding."""
         number, offset = start
         with open_lines(self.path) as file:
             file.seek(offset)

@@ -1,4 +1,4 @@
-"""Objects of texts and token ids: JSON on a line, or the cells of a CSV row by the name of their column."""
+"""Objects of texts and token ids, from lines of JSON or rows of CSV."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[s
 
 @dataclass(frozen=True)
 class TextObjects:
-    """Reader of objects with a text, token ids, a prompt and a completion, messages, or a request.
+    """Reader of objects with a text, token ids, a prompt, messages, or a request.
 
     Attributes:
         fields: names of the fields with chosen ids and interventions.
@@ -55,19 +55,13 @@ class TextObjects:
     id_name = "id"
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the columns of CSV to read, True for JSON; raise ValueError for a missing or duplicate column."""
+        """Return the columns of CSV to read, True for JSON; see `named_columns`."""
         columns = named_columns(names, self.fields)
         chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
         return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
 
     def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        """Return the row of an object; an object of another kind is a row with a fault.
-
-        Args:
-            number: of the row in messages.
-            value: the object; its other fields are ignored.
-            size: bytes of the object in its file.
-        """
+        """Return the row of an object, with a fault for a wrong object; other fields are ignored."""
         id = None
         try:
             id = read_id(value)

@@ -26,11 +26,11 @@ START = Mark(0, 0)
 
 
 class RowFields(NamedTuple):
-    """Names of the fields or columns of rows beside those of texts; None where rows have none.
+    """Names of further fields or columns of rows; None for an absent field.
 
     Attributes:
-        chosen: with the chosen ids of each row.
-        interventions: with what is changed inside the model in each row.
+        chosen: chosen ids of each row.
+        interventions: changes inside the model in each row.
     """
 
     chosen: str | None = None
@@ -45,12 +45,12 @@ class InputRow(NamedTuple):
 
     Attributes:
         number: its number in messages; lines count from 1, rows of a table from 0.
-        id: None if it has none that can be read.
-        key: the field that holds its text, token ids, prompt or messages.
+        id: None without an id.
+        key: the field of its text, token ids, prompt or messages.
         item: the text or the token ids, or an object with the prompt or the messages, unchecked.
         size: approximate number of bytes, a function of its content.
-        fault: why it cannot be read; it has no item then.
-        chosen, interventions: its chosen ids and what is changed in it, unchecked; None for none.
+        fault: reason of a row without an item.
+        chosen, interventions: chosen ids and changes inside the model, unchecked; None without them.
     """
 
     number: int
@@ -64,24 +64,24 @@ class InputRow(NamedTuple):
 
     @property
     def has_prompt(self) -> bool:
-        """True if the row has a prompt or messages: only its last tokens are scored."""
+        """True for a prompt or messages: only the last tokens are scored."""
         return self.key in ("prompt", "messages")
 
     @property
     def several(self) -> bool:
-        """Whether the row has a list of completions."""
-        given = self.item.get("completion") if isinstance(self.item, dict) else None
-        return isinstance(given, list) and not all(isinstance(one, int) for one in given)
+        """True for a list of completions."""
+        completion = self.item.get("completion") if isinstance(self.item, dict) else None
+        return isinstance(completion, list) and not all(isinstance(token, int) for token in completion)
 
 
 Kind = Literal["floats", "ids", "ranks", "flags", "number", "count", "text", "float lists", "id lists", "object"]
 Columns = Mapping[str, Kind]
-"""Names of the fields of an output, and what each has: lists of numbers, of ids, of ranks or of booleans, one number,
-one whole number, one text, a list of numbers or ids for each token (`Lists`), any JSON. NaN and rank 0 become null."""
+"""Names and kinds of the fields of an output. "float lists" and "id lists" are `Lists`, "object" is any JSON. NaN and
+rank 0 become null."""
 
 
 class Lists(NamedTuple):
-    """A list for each token: entries `offsets[t]` to `offsets[t + 1]` are those of token t."""
+    """A list for each token: entries `offsets[t]` to `offsets[t + 1]` belong to token t."""
 
     entries: np.ndarray
     offsets: np.ndarray
@@ -91,10 +91,10 @@ class OutputRow(NamedTuple):
     """A row of the output: its fields, or its error.
 
     Attributes:
-        fields: field -> value; lists are arrays. Those that are none of the columns are written as JSON alone.
-        tokens: number of tokens that the fields are of.
-        shifted: number of completions that are scored from within the prompt.
-        generated: number of tokens that were generated.
+        fields: field -> value; lists are arrays. JSON lines have all fields, tables the columns.
+        tokens: number of tokens of its text.
+        shifted: number of completions scored from within the prompt.
+        generated: number of generated tokens.
     """
 
     id: Id
@@ -119,7 +119,7 @@ class TextSource:
     id_name = "id"
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield the rows from a mark on, each with the mark behind it, in bounded memory."""
+        """Yield the rows from a mark on, and the mark behind each, in bounded memory."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class TextSource:
 
 
 class ObjectReader(Protocol):
-    """Makes rows of objects: JSON on lines, or the cells of CSV by the name of their column.
+    """Reader of objects, from lines of JSON or rows of CSV.
 
     Attributes:
         id_name: field of the ids.
@@ -136,11 +136,11 @@ class ObjectReader(Protocol):
     id_name: str
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the columns of CSV to read, True for JSON; raise ValueError for a missing or duplicate column."""
+        """Return the columns of CSV to read, True for JSON; raise ValueError for wrong names."""
         ...
 
     def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        """Return the row of an object; an object of another kind is a row with a fault.
+        """Return the row of an object, with a fault for a wrong object.
 
         Args:
             number: of the row in messages.
@@ -151,34 +151,34 @@ class ObjectReader(Protocol):
 
 
 SortedParts = tuple[Contents, np.ndarray | None]
-"""Parts of consecutive rows, and which of these rows is in each place of them; None if they are in order."""
+"""Parts of consecutive rows, and the number of the row in each place; None for rows in order."""
 
 
 class ScoreTarget(Protocol):
     """A format of scores. Its output is a function of the rows alone.
 
     Attributes:
-        several: whether a row can have several completions.
+        several: True if a row can have several completions.
     """
 
     several: bool
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return a part of the output, complete in itself."""
+        """Return a part of the output."""
         ...
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write the whole output.
 
         Args:
-            parts: all parts, those of a sort window together, of which a few are in memory at a time.
+            parts: all parts, grouped by sort window; a few are in memory at a time.
             file: the output.
         """
         ...
 
 
 IdKinds = dict[str, int]
-"""Kind of ids in a file ("string", "whole number", ...) -> number of the first row that has it."""
+"""Kind of ids in a file ("string", "whole number", ...) -> number of the first row with the kind."""
 
 
 def require_one_kind(ids: IdKinds, format: str) -> None:

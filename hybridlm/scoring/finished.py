@@ -1,4 +1,4 @@
-"""Storage of finished texts, to continue an interrupted run."""
+"""Storage of finished texts for an interrupted run."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar

@@ -131,7 +131,7 @@ def test_numbers_that_json_lacks(tmp_path: Path):
 
 def test_ends_of_files_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A byte-order mark, Windows line ends, separators that only str.splitlines splits at, blank lines at the end."""
-    monkeypatch.setattr("hybridlm.score_files.jsonl.BLOCK_BYTES", 3)
+    monkeypatch.setattr("hybridlm.score_files.lines.BLOCK_BYTES", 3)
     text = "a\u2028b"
     lines = [b'\xef\xbb\xbf{"text": "a"}\r', json.dumps({"text": text}, ensure_ascii=False).encode() + b"\r", b"", b" "]
     rows, report = run(tmp_path, lines)

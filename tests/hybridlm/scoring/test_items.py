@@ -84,7 +84,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"prompt": "a"}, "expected prompt and completion together"),
     ({"completion": "a"}, "got none of them"),
     ({"text": "a", "completion": "b"}, "expected prompt and completion together"),
-    ({"prompt": "a", "completion": [5]}, "completion: expected what the prompt is"),
+    ({"prompt": "a", "completion": [5]}, "completion: expected text or token ids like the prompt"),
     ({"prompt": "a", "completion": ""}, "completion: '' adds no token"),
     ({"prompt": [5], "completion": []}, "completion: "),
     ({"prompt": "a", "completion": ["b", ""]}, r"completion\[1\]: '' adds no token"),

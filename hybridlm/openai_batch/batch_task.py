@@ -18,6 +18,7 @@ from hybridlm.openai_batch.request import OpenAIRequest, read_request
 from hybridlm.score_files.csv_rows import CsvRows
 from hybridlm.score_files.formats import check_output, ending_of
 from hybridlm.score_files.jsonl import JsonLines
+from hybridlm.score_files.objects import TextObjects
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.report import total
 from hybridlm.score_files.rows import InputRow, Mark, TextSource
@@ -56,13 +57,13 @@ class BatchFileReport:
     prefix_tokens_saved: int = 0
 
 
-class BatchObjects:
+class BatchObjects(TextObjects):
     """Reader of requests: objects of JSON lines, or rows of CSV with a JSON object in the column body."""
 
     id_name = "custom_id"
 
     def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the columns of CSV to read, True for JSON; raise ValueError for a missing or duplicate column."""
+        """Return the columns of CSV to read, True for JSON; raise ValueError for wrong names."""
         columns = {"custom_id": False, "method": False, "url": False, "body": True}
         if faults := [name for name in columns if names.count(name) != 1]:
             raise ValueError(f"expected a column {faults[0]}, found {', '.join(names)}")

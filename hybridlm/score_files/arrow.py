@@ -63,7 +63,7 @@ def _type_fault(name: str, type: pa.DataType, fields: RowFields) -> str | None:
 def read_rows(
     batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, fields: RowFields = NO_FIELDS
 ) -> Iterator[InputRow]:
-    """Yield the rows of a batch, with a fault for a missing text or other bytes than UTF-8.
+    """Yield the rows of a batch, with faults for missing and undecodable texts.
 
     Args:
         batch: columns that `columns_of` accepts.
@@ -171,7 +171,7 @@ def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> 
 
 
 def column_of(values: Sequence[Any], kind: Kind) -> pa.Array:
-    """Return the values of a field as an array; None, NaN and rank 0 are null."""
+    """Return the values of a field; None, NaN and rank 0 are null."""
     if kind in ("float lists", "id lists"):
         empty = np.zeros(0, np.float32 if kind == "float lists" else np.int32)
         lists = [value for value in values if value is not None]

@@ -9,12 +9,12 @@ from typing import Any, BinaryIO
 from hybridlm.files.json_lines import dump
 from hybridlm.score_files.jsonl import JsonScores, json_value
 from hybridlm.score_files.lines import BYTE_ORDER_MARK, MAX_RECORD_BYTES, TextLines, open_lines
+from hybridlm.score_files.objects import TextObjects
 from hybridlm.score_files.rows import (
     Columns,
     IdKinds,
     InputRow,
     Mark,
-    ObjectReader,
     OutputRow,
     SortedParts,
     require_one_kind,
@@ -36,7 +36,7 @@ class CsvRows(TextLines):
 
     unit = "row"
 
-    def __init__(self, path: Path, reader: ObjectReader):
+    def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
         self._most = MAX_RECORD_BYTES + 1
         self._reader, self.id_name = reader, reader.id_name
@@ -57,7 +57,7 @@ class CsvRows(TextLines):
             offset = mark.offset
 
     def _records(self, start: Mark) -> Iterator[tuple[list[str], Mark]]:
-        """Yield each record and the mark behind it; raise ValueError for a record without an end."""
+        """Yield each record and the mark behind it; raise ValueError for wrong quotes."""
         number, begin = start
         offset = begin
 
@@ -98,7 +98,7 @@ class CsvRows(TextLines):
 
 
 def _value(name: str, cell: str, is_json: bool) -> Any:
-    """Return the value of a cell, None for an empty cell; raise ValueError for a wrong cell."""
+    """Return the value of a cell, None without text; raise ValueError."""
     try:
         cell.encode()
         return parse_json(cell) if cell and is_json else cell or None

@@ -22,7 +22,7 @@ def ending_of(path: Path) -> str:
     return "".join(suffixes).lower()
 
 
-def require_ending(path: Path, known: tuple[str, ...]) -> str:
+def require_ending(path: Path, endings: tuple[str, ...]) -> str:
     """Return the ending of a name.
 
     Raises:
@@ -30,8 +30,8 @@ def require_ending(path: Path, known: tuple[str, ...]) -> str:
         MissingExtra: Parquet without pyarrow.
     """
     ending = ending_of(path)
-    if ending not in known:
-        raise ValueError(f"{path}: expected a name that ends in {', '.join(known[:-1])} or {known[-1]}")
+    if ending not in endings:
+        raise ValueError(f"{path}: expected a name that ends in {', '.join(endings[:-1])} or {endings[-1]}")
     if ending == ".parquet":
         require_extra(f"{path}: Parquet", "pyarrow", "data")
     return ending

@@ -10,13 +10,13 @@ import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
 from hybridlm.score_files.lines import TextLines
+from hybridlm.score_files.objects import TextObjects
 from hybridlm.score_files.rows import (
     Columns,
     IdKinds,
     InputRow,
     Kind,
     Lists,
-    ObjectReader,
     OutputRow,
     SortedParts,
 )
@@ -34,7 +34,7 @@ class JsonLines(TextLines):
         ValueError: damaged gzip.
     """
 
-    def __init__(self, path: Path, reader: ObjectReader):
+    def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
         self._reader, self.id_name = reader, reader.id_name
 
@@ -76,7 +76,7 @@ class JsonScores:
         }
 
     def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
-        """Yield the lines of all parts in the order of the input, sorted windows from memory."""
+        """Yield the lines of all parts in the order of the input."""
         for contents, order in parts:
             lines = (line for content in contents for line in content().splitlines(keepends=True))
             if order is not None:
@@ -85,7 +85,7 @@ class JsonScores:
             yield from lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts in the order of the input, with one part in memory."""
+        """Write the lines of all parts, one part in memory."""
         for contents, order in parts:
             if order is None:
                 for content in contents:
@@ -105,7 +105,7 @@ class Compressed:
         self.several, self.part, self._lines = target.several, target.part, target.lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts in the order of the input, with an empty header."""
+        """Write the lines of all parts, with an empty header."""
         with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
             compressed.writelines(self._lines(parts))
 

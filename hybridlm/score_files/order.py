@@ -136,7 +136,7 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
 
 
 def common_share(rows: Iterable[InputRow]) -> float:
-    """Return the share of common text in rows, estimated from a few numbers for each row."""
+    """Return an estimate of the share of common text in rows."""
     sums = [array("I") for _ in range(LEVELS)]
     total = 0
     for row in rows:

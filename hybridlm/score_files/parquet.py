@@ -129,7 +129,7 @@ class ParquetScores:
 
 
 def _tables(parts: Iterable[SortedParts]) -> Iterator[pa.Table]:
-    """Yield the rows of all parts in order, by part or by piece of a sort window."""
+    """Yield tables of the rows of all parts in order."""
     for contents, order in parts:
         tables = (pq.read_table(pa.BufferReader(content())) for content in contents)
         if order is None:

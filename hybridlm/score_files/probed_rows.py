@@ -67,7 +67,7 @@ class ProbedRows:
         return {**reads, "interventions": changes}
 
     def _arrays(self) -> dict[str, int]:
-        """Return the names of the reads, and the count of numbers of each at a position."""
+        """Return the names of the reads, and their count of numbers at a position."""
         hidden = {HIDDEN.format(i): self.sites.hidden for i in self.capture.hidden_states}
         return hidden | {
             site.name: int(np.prod(site.shape)) for site in self.sites.states.values() if self.capture.states

@@ -95,12 +95,12 @@ class RowProgress:
         return self._done.size + min(estimate, self._part.size - 1)
 
     def _show(self) -> None:
-        done = self.done
+        size = self.done
         if self._lines is not None:
-            self._lines.advance(done, self._total.size, self._kept.size)
+            self._lines.advance(size, self._total.size, self._kept.size)
         if self._bar is not None and self._task is not None and self._total.rows:
-            rows, left = f"{self._done.rows:,} rows", f"{self._total.rows - self._done.rows:,} left"
-            self._bar.update(self._task, completed=done, rate=str(self._rate), rows=rows, left=left)
+            rows, rest = f"{self._done.rows:,} rows", f"{self._total.rows - self._done.rows:,} left"
+            self._bar.update(self._task, completed=size, rate=str(self._rate), rows=rows, left=rest)
 
 
 @contextmanager

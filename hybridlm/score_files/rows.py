@@ -1,6 +1,6 @@
 """Rows of texts and of scores, and the interfaces of files that hold them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
@@ -124,30 +124,6 @@ class TextSource:
 
     def close(self) -> None:
         """Delete temporary files."""
-
-
-class ObjectReader(Protocol):
-    """Reader of objects, from lines of JSON or rows of CSV.
-
-    Attributes:
-        id_name: field of the ids.
-    """
-
-    id_name: str
-
-    def columns(self, names: Sequence[str]) -> dict[str, bool]:
-        """Return the columns of CSV to read, True for JSON; raise ValueError for wrong names."""
-        ...
-
-    def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
-        """Return the row of an object, with a fault for a wrong object.
-
-        Args:
-            number: of the row in messages.
-            value: the object.
-            size: bytes of the object in its file.
-        """
-        ...
 
 
 SortedParts = tuple[Contents, np.ndarray | None]

@@ -1,4 +1,4 @@
-"""Tasks: work for each row of a file, and one call for the rows of a part."""
+"""Tasks on rows: work for each row, and one call for a part."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,14 +1,13 @@
 """Lanes of the scorer: admission of texts, and the next step."""
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import StepReads
 from hybridlm.rows.pool import RowPool
-from hybridlm.scoring.text import QueuedText
+from hybridlm.scoring.text import QueuedText, T
 
-T = TypeVar("T", bound=QueuedText)
 Models = Sequence[tuple[Engine, RowPool]]
 """Models in lockstep, each with its rows."""
 

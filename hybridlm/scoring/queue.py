@@ -7,15 +7,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.widths import text_widths
 from hybridlm.prefix_cache.radix_tree import RadixTree
 from hybridlm.requests.probes import Probe
-from hybridlm.scoring.text import QueuedText, ScoredText
-
-T = TypeVar("T", bound=QueuedText)
+from hybridlm.scoring.text import ScoredText, T
 
 
 class Questions(Protocol):

@@ -21,8 +21,8 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.finished import KeptTexts
 from hybridlm.scoring.lanes import Models, TextPart, enter, leave, may_begin, widest_step
-from hybridlm.scoring.queue import Questions, ScoringQueue, T
-from hybridlm.scoring.text import ScoredText
+from hybridlm.scoring.queue import Questions, ScoringQueue
+from hybridlm.scoring.text import ScoredText, T
 from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
 

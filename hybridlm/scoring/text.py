@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -115,6 +115,9 @@ class QueuedText:
         """Record the index of a token without finite results; None for none."""
         if token is not None and (self.first_wrong is None or token < self.first_wrong):
             self.first_wrong = token
+
+
+T = TypeVar("T", bound=QueuedText)
 
 
 @dataclass(eq=False)

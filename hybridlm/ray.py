@@ -25,8 +25,7 @@ from ray.data import ActorPoolStrategy, Dataset
 from hybridlm.loading import load
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.arrow import columns_of, read_rows, schema_of, table_of
-from hybridlm.score_files.objects import COLUMNS
-from hybridlm.score_files.rows import Columns
+from hybridlm.score_files.rows import COLUMNS, Columns
 from hybridlm.score_files.score_task import ScoreTask
 from hybridlm.score_files.task import Task, run_rows
 from hybridlm.score_files.text_tasks import ClassifyTask, EmbedTask

@@ -18,10 +18,9 @@ from hybridlm.openai_batch.request import OpenAIRequest, read_request
 from hybridlm.score_files.csv_rows import CsvRows
 from hybridlm.score_files.formats import check_output, ending_of
 from hybridlm.score_files.jsonl import JsonLines
-from hybridlm.score_files.objects import TextObjects
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.report import total
-from hybridlm.score_files.rows import InputRow, Mark, TextSource
+from hybridlm.score_files.rows import InputRow, Mark, TextObjects, TextSource
 from hybridlm.score_files.task import RowTask, Task
 from hybridlm.text_model import TextModel
 from hybridlm.worker import open_session

@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from hybridlm.requests.token_logprobs import TokenLogprobs
-from hybridlm.score_files.objects import COLUMNS, named_columns
-from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields
+from hybridlm.score_files.rows import COLUMNS, NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields, named_columns
 from hybridlm.scoring.items import MASK, form_of
 
 

@@ -9,7 +9,6 @@ from typing import Any, BinaryIO
 from hybridlm.files.json_lines import dump
 from hybridlm.score_files.jsonl import JsonScores, json_value
 from hybridlm.score_files.lines import BYTE_ORDER_MARK, MAX_RECORD_BYTES, TextLines, open_lines
-from hybridlm.score_files.objects import TextObjects
 from hybridlm.score_files.rows import (
     Columns,
     IdKinds,
@@ -17,6 +16,7 @@ from hybridlm.score_files.rows import (
     Mark,
     OutputRow,
     SortedParts,
+    TextObjects,
     require_one_kind,
 )
 from ir_passes.files.strict_json import parse_json

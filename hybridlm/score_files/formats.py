@@ -9,7 +9,7 @@ from pathlib import Path
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource
+from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextObjects, TextSource
 
 LINES = (".jsonl", ".jsonl.gz")
 TABLES = (*LINES, ".csv", ".csv.gz", ".parquet")
@@ -88,7 +88,6 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
         ValueError, MissingExtra: as `check_source`; or the file cannot hold texts.
         OSError: it cannot be read.
     """
-    from hybridlm.score_files.objects import TextObjects
 
     ending = check_source(path, request is not None)
     if ending == ".parquet":

@@ -10,7 +10,6 @@ import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
 from hybridlm.score_files.lines import TextLines
-from hybridlm.score_files.objects import TextObjects
 from hybridlm.score_files.rows import (
     Columns,
     IdKinds,
@@ -19,6 +18,7 @@ from hybridlm.score_files.rows import (
     Lists,
     OutputRow,
     SortedParts,
+    TextObjects,
 )
 
 

@@ -30,7 +30,8 @@ def score_columns(settings: DistributionSettings) -> Columns:
     if not settings.given:
         return SCORES
     groups = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
-    return SCORES | {name: kind for name, kind in DISTRIBUTIONS.items() if groups.get(name.partition("_")[0], True)}
+    names = [name for name in DISTRIBUTIONS if groups.get(name.partition("_")[0], True)]
+    return {**SCORES, **{name: DISTRIBUTIONS[name] for name in names}}
 
 
 def score_fields(score: Score) -> dict[str, Any]:

@@ -128,11 +128,11 @@ class Parts:
     def _differences(self, head: Mapping[str, Any], origin: Origin) -> list[str]:
         if head.get("format") != FORMAT:
             return [f"format of the manifest: {head.get('format')!r} there, {FORMAT} now"]
-        earlier = head["origin"]
+        recorded = head["origin"]
         return [
-            f"{name}: {earlier.get(name)} there, {origin.get(name)} now"
-            for name in {**earlier, **origin}
-            if earlier.get(name) != origin.get(name)
+            f"{name}: {recorded.get(name)} there, {origin.get(name)} now"
+            for name in {**recorded, **origin}
+            if recorded.get(name) != origin.get(name)
         ]
 
     def _lines(self) -> list[dict[str, Any]]:

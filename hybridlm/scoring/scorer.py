@@ -167,11 +167,11 @@ def prefilled(
         texts = {i: tokens for i, tokens in texts.items() if i not in restored}
         if not texts:
             return
-    most = min(engine.prefill_rows for engine in engines)
-    size = max(engine.bucket(most if full_lanes else len(texts), most) for engine in engines)
-    held = 0 if probing is not None else min(max_held(engine, size) for engine in engines)
+    limit = min(engine.prefill_rows for engine in engines)
+    size = max(engine.bucket(limit if full_lanes else len(texts), limit) for engine in engines)
+    states = 0 if probing is not None else min(max_held(engine, size) for engine in engines)
     waiting = ScoringQueue(
-        texts, prefix, first.widths, held, question, make, None if probing is None else probing.probes
+        texts, prefix, first.widths, states, question, make, None if probing is None else probing.probes
     )
     models: list[tuple[Engine, RowPool]] = []
     try:

@@ -49,16 +49,16 @@ class TextDistributions:
         if skipped >= count:
             return
         step, tokens = slice(skipped, count), slice(first + skipped, first + count)
-        inside = slice(tokens.start - self.query.first, tokens.stop - self.query.first)
+        places = slice(tokens.start - self.query.first, tokens.stop - self.query.first)
         assert scored.rank is not None and scored.entropy is not None, "a step with a question has them"
         self.ranks[tokens], self.entropy[tokens] = scored.rank[lane, step], scored.entropy[lane, step]
         if scored.top_tokens is not None and scored.top_logprobs is not None:
-            self._top_ids[inside], self._top_logprobs[inside] = (
+            self._top_ids[places], self._top_logprobs[places] = (
                 scored.top_tokens[lane, step],
                 scored.top_logprobs[lane, step],
             )
         if scored.chosen_logprobs is not None and scored.chosen_ranks is not None:
-            self._logprobs[inside], self._chosen_ranks[inside] = (
+            self._logprobs[places], self._chosen_ranks[places] = (
                 scored.chosen_logprobs[lane, step],
                 scored.chosen_ranks[lane, step],
             )
@@ -73,18 +73,18 @@ class TextDistributions:
         for name in _BY_POSITION:
             getattr(self, name)[: end - first] = getattr(shared, name)
 
-    def top(self, before: int) -> TokenLogprobs | None:
-        """Return the most likely tokens of each token behind `before`; None with `top` 0."""
+    def top(self, begin: int) -> TokenLogprobs | None:
+        """Return the most likely tokens of each token behind `begin`; None with `top` 0."""
         count = self.question.top
         if not count:
             return None
         positions = len(self._top_ids)
         ranks = np.tile(np.arange(1, count + 1, dtype=np.int32), positions)
-        offsets = self._offsets(np.full(positions, count, np.int64), before)
+        offsets = self._offsets(np.full(positions, count, np.int64), begin)
         return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
 
-    def chosen(self, before: int) -> TokenLogprobs | None:
-        """Return the chosen ids of each token behind `before`; None without chosen ids."""
+    def chosen(self, begin: int) -> TokenLogprobs | None:
+        """Return the chosen ids of each token behind `begin`; None without chosen ids."""
         if not self.question.chosen:
             return None
         ids = self.query.ids
@@ -92,9 +92,9 @@ class TextDistributions:
         counts = np.array(list(map(len, lists)), np.int64)
         real = np.arange(self.question.width) < counts[:, None]
         flat = np.concatenate([np.zeros(0, np.int32), *lists])
-        return TokenLogprobs(flat, self._logprobs[real], self._chosen_ranks[real], self._offsets(counts, before))
+        return TokenLogprobs(flat, self._logprobs[real], self._chosen_ranks[real], self._offsets(counts, begin))
 
-    def _offsets(self, counts: np.ndarray, before: int) -> np.ndarray:
-        offsets = np.zeros(self.length - before + 1, np.int64)
-        offsets[self.query.first - before + 1 :] = np.cumsum(counts)
+    def _offsets(self, counts: np.ndarray, begin: int) -> np.ndarray:
+        offsets = np.zeros(self.length - begin + 1, np.int64)
+        offsets[self.query.first - begin + 1 :] = np.cumsum(counts)
         return offsets

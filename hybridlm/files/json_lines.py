@@ -16,7 +16,7 @@ MAX_WINDOW_BYTES = 16_000_000
 
 
 def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers from 1, without line ends and without blank lines at the end."""
+    """Yield lines with their numbers from 1, without blank lines at the end."""
     blank = 0
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -65,7 +65,7 @@ def read_id(value: dict[str, Any]) -> Id:
 
 
 def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
-    """Return the key of the text or the token ids, and its value; null counts as absent.
+    """Return the key of the text or the token ids, and its value.
 
     Args:
         value: the object; other keys are the user's own.

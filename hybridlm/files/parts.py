@@ -167,7 +167,7 @@ class Parts:
         self.done.append(part)
 
     def finished(self) -> FinishedTexts:
-        """Return the results of single texts of the next part; raise ValueError for a damaged file."""
+        """Return the results of single texts of the next part; raise ValueError."""
         return FinishedTexts(self.folder, len(self.done))
 
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
@@ -200,7 +200,7 @@ class Parts:
         self.done = []
 
     def note(self, error: BaseException, unit: str) -> None:
-        """Add a note to an error: the rows or lines (`unit`) on disk, and the way to continue."""
+        """Add a note about finished rows or lines (`unit`) to an error."""
         rows = sum(part.rows for part in self.done)
         if self.done and not self.joined:
             error.add_note(f"{rows:,} {unit} are kept in {self.folder}: the same command continues")

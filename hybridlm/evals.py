@@ -1,4 +1,4 @@
-"""hybridlm as a model of lm_eval (extra `eval`): importing this registers it under the name "hybridlm".
+"""hybridlm as a model of lm_eval (extra `eval`), under the name "hybridlm".
 
 import lm_eval
 from hybridlm.evals import HybridLM
@@ -34,9 +34,10 @@ MAX_QUEUED = 1024
 
 
 class HybridLM(TemplateLM):
-    """A model of lm_eval. Texts are tokenized, and truncated on the left, as by lm_eval's "hf" model.
+    """A model of lm_eval.
 
-    Contexts and continuations have lm_eval's boundary, not that of `LM.score` and `LM.choose` (see `encode_pair`).
+    Texts are tokenized, and truncated on the left, like texts of lm_eval's "hf" model. The boundary between context and
+    continuation is lm_eval's, `encode_pair`; `LM.score` and `LM.choose` have another boundary.
 
     Args:
         pretrained: a checkpoint directory, a Hub id, or a loaded model.
@@ -83,7 +84,7 @@ class HybridLM(TemplateLM):
         self._seed = seed
         self._variables = {**self._texts.thinking_variables(enable_thinking), **(chat_template_args or {})}
         thinking = (enable_thinking, think_end_token, thinking_budget)
-        self._answers = any(one is not None for one in thinking)
+        self._answers = any(setting is not None for setting in thinking)
         self._thinking = {"think_end": think_end_token, "thinking_budget": thinking_budget}
 
     @property
@@ -94,11 +95,11 @@ class HybridLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token that is put before a text."""
+        """Id of the token before a text."""
         return prefix_token(self._texts, self.lm.eos_token_ids)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **unused: Any) -> list[int]:
-        """Return token ids; by default with the tokenizer's special tokens, unless the text begins with them."""
+        """Return token ids, by default with special tokens; see `encode_text`."""
         if add_special_tokens is None:
             return encode_text(string, self._texts, self.prefix_token_id)
         return self._texts.encode(string, add_special_tokens)
@@ -115,7 +116,7 @@ class HybridLM(TemplateLM):
         return self._texts.chat_templates.get(chat_template if isinstance(chat_template, str) else "default")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the text of a conversation; without a generation prompt it ends with the last message."""
+        """Return the text of a conversation, up to the last message without a generation prompt."""
         text = self._texts.apply_chat_template(chat_history, add_generation_prompt, **self._variables)
         if add_generation_prompt:
             return text
@@ -124,11 +125,11 @@ class HybridLM(TemplateLM):
         if place < 0:
             raise ValueError(f"chat template: expected the last message, {last!r}, in its output, found none")
         # As in transformers, white space at its end stays if the template keeps it.
-        kept = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
-        return text[: place + len(kept)]
+        message = last.lstrip() if text.startswith(last.lstrip(), place) else last.strip()
+        return text[: place + len(message)]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and True if every token of it is the most likely one.
+        """Return the log-likelihood of each continuation, and True for greedy tokens only.
 
         Raises:
             ValueError: a continuation has no tokens or more than the context.
@@ -165,13 +166,13 @@ class HybridLM(TemplateLM):
         results = []
         for window in _windows(requests):
             texts = [
-                rolling_windows(self.tok_encode(one.args[0]), self.prefix_token_id, self.max_length + 1)
-                for one in window
+                rolling_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length + 1)
+                for request in window
             ]
             scores = iter(checked(self.lm.text_model.scores([part.tokens for parts in texts for part in parts])))
             for request, parts in zip(window, texts, strict=True):
-                counted = [next(scores).logprobs[-part.predicted :] for part in parts]
-                results.append(float(sum(np.sum(one, dtype=np.float64) for one in counted)))
+                logprobs = [next(scores).logprobs[-part.predicted :] for part in parts]
+                results.append(float(sum(np.sum(array, dtype=np.float64) for array in logprobs)))
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, results[-1])
         return results
 
@@ -187,7 +188,7 @@ class HybridLM(TemplateLM):
         return results
 
     def _generate(self, requests: Sequence[Instance]) -> list[str]:
-        found: dict[int, str] = {}
+        texts: dict[int, str] = {}
         with self.lm.session() as session:
             for request in requests:
                 arguments: Any = request.args
@@ -195,10 +196,9 @@ class HybridLM(TemplateLM):
                 session.submit(self._prompt(arguments[0], settings), seed=self._seed, **settings, **self._thinking)
             while session.busy:
                 for event in session.step():
-                    if event.completion is not None:
-                        done = event.completion
-                        found[event.index] = (done.answer if self._answers else done.text) or ""
-        return [found[index] for index in range(len(requests))]
+                    if (completion := event.completion) is not None:
+                        texts[event.index] = (completion.answer if self._answers else completion.text) or ""
+        return [texts[index] for index in range(len(requests))]
 
     def _prompt(self, context: str, settings: Mapping[str, Any]) -> list[int]:
         room = self.max_length - settings["max_tokens"]

@@ -400,11 +400,11 @@ class LM:
 
         Args:
             task: `ScoreTask`, `EmbedTask`, `ClassifyTask`, `DivergenceTask`, `DecideTask` or `BatchTask`.
-            input: `.jsonl`, `.parquet` or `.txt` (a text per line). Lines are `{"id": ..., "text": ...}`, `{"id": ...,
-                "token_ids": [...]}`, or for `ScoreTask` have `prompt` and `completion` or `messages` as for `score`;
-                columns have these names. Ids are optional. Requests are JSON lines.
-            output: `.jsonl` or `.parquet`, one row per input row, in order: id and the columns of the task, or id and
-                error for a row that cannot be computed.
+            input: `.jsonl`, `.csv`, `.parquet` or `.txt` (a text per line); `.gz` behind all but Parquet. Lines are
+                `{"id": ..., "text": ...}`, `{"id": ..., "token_ids": [...]}` (or `input_ids`), or for `ScoreTask` have
+                `prompt` and `completion` or `messages` as for `score`; columns have these names. Ids are optional.
+            output: `.jsonl`, `.csv` (both with `.gz`) or `.parquet`, one row per input row, in order: id and the
+                columns of the task, or id and error for a row that cannot be computed.
             **options: fields of `FileOptions`.
 
         Returns:

@@ -24,8 +24,8 @@ from ray.data import ActorPoolStrategy, Dataset
 
 from hybridlm.loading import load
 from hybridlm.requests.validation import check_count
-from hybridlm.score_files.arrow import COLUMNS, columns_of, read_rows, schema_of, table_of
-from hybridlm.score_files.rows import Columns
+from hybridlm.score_files.arrow import columns_of, read_rows, schema_of, table_of
+from hybridlm.score_files.rows import COLUMNS, Columns
 from hybridlm.score_files.score_task import ScoreTask
 from hybridlm.score_files.task import Task, run_rows
 from hybridlm.score_files.text_tasks import ClassifyTask, EmbedTask
@@ -51,7 +51,7 @@ def score_dataset(
     bits. Nothing runs before the result is consumed.
 
     Args:
-        dataset: columns "text" (strings) or "token_ids" (lists of whole numbers), or both with one of them null in
+        dataset: columns "text" (strings), "token_ids" or "input_ids" (lists of whole numbers), one of them not null in
             every row, and maybe "id" (strings or whole numbers, which are not compared); prompts with completions and
             messages as for `LM.score_file`; and the columns that the task names. Other columns are dropped.
         model: a checkpoint directory that exists on every machine, or the id of a model on the Hub.

@@ -1,4 +1,4 @@
-"""Output files of the user: checked before anything is computed, written whole or not at all, named in every error."""
+"""Output files of the user: checked early, written whole, named in every error."""
 
 import errno
 import io
@@ -39,10 +39,10 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
 
 
 def new_path(path: Path) -> Path:
-    """Return the path of something that does not exist yet, with links of its folder resolved.
+    """Return the path of a new file or folder, with links of its folder resolved.
 
     Raises:
-        FileExistsError: something exists there.
+        FileExistsError: the path exists.
         FileNotFoundError: its folder does not exist.
     """
     path = Path(os.path.realpath(path.parent)) / path.name
@@ -59,11 +59,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
-    """Add a file's name to errors of writing, such as a full disk, which come without one.
+    """Add a file's name to errors of writing without one, such as a full disk.
 
     Args:
         path: the file.
-        only: numbers of the errors that concern it; None for all.
+        only: numbers of its errors; None for all.
     """
     try:
         yield
@@ -75,7 +75,7 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
-    """Open a text file (ASCII; bytes by its `buffer`) that replaces `output` once it is complete; see `whole_file`.
+    """Open a text file (ASCII; bytes by its `buffer`) for a whole output; see `whole_file`.
 
     Raises:
         FileNotFoundError, PermissionError, ValueError: as `replaceable`.
@@ -90,7 +90,7 @@ def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a directory, have reached the disk."""
+    """Wait until a file, or the names in a directory, have reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):

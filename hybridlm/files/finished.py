@@ -120,7 +120,7 @@ def finished_files(folder: Path, part: int | None = None) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file; raises ValueError unless they have the digest in its header."""
+    """Return the arrays of a file; raise ValueError for another digest than in its header."""
     from safetensors import SafetensorError, safe_open
 
     try:

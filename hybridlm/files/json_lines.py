@@ -1,4 +1,4 @@
-"""JSON lines: strict for what users send, portable for what is written."""
+"""JSON lines: strict reading, portable writing."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from ir_passes.files.strict_json import parse_json
 Id = str | int | None
 
 MAX_WINDOW_BYTES = 16_000_000
-"""Bytes of lines that are held in memory together; a single longer line is still read."""
+"""Size of lines in memory at which a window of requests ends."""
 
 
 def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with their numbers, from 1, without line ends. Blank lines at the end of the file do not count."""
+    """Yield lines with their numbers from 1, without blank lines at the end."""
     blank = 0
     for number, line in enumerate(file, 1):
         if number == 1:
@@ -28,19 +28,6 @@ def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
             yield from ((skipped, b"") for skipped in range(blank, number))
             blank = 0
         yield number, line.rstrip(b"\r\n")
-
-
-def windows(lines: Iterable[tuple[int, bytes]], most: int | None = None) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield at most `most` numbered lines at a time, fewer if they are long: a file is never in memory as a whole."""
-    window, size = [], 0
-    for number, line in lines:
-        window.append((number, line))
-        size += len(line)
-        if len(window) == most or size >= MAX_WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-    if window:
-        yield window
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -66,19 +53,19 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """Return the "id" of a line, which names it in the output; None if it has none.
+    """Return the "id" of an object, its name in the output; None without an id.
 
     Raises:
         ValueError: neither a string nor a whole number.
     """
-    found = value.get("id")
-    if found is not None and (isinstance(found, bool) or not isinstance(found, str | int)):
-        raise ValueError(f"id: expected a string or a whole number, got {found!r}")
-    return found
+    id = value.get("id")
+    if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
+        raise ValueError(f"id: expected a string or a whole number, got {id!r}")
+    return id
 
 
 def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
-    """Return the key that holds the text or the token ids, and its value; null counts as absent.
+    """Return the key of the text or the token ids, and its value.
 
     Args:
         value: the object; other keys are the user's own.
@@ -99,12 +86,14 @@ def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str
 
 
 def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
-    """Write the lines of parts to their places. Parts are read twice, one at a time; the lengths of lines are held.
+    """Write the lines of parts to their places, with one part in memory.
+
+    Parts are read twice; the lengths of all lines are in memory.
 
     Args:
-        parts: what returns whole lines.
-        order: int64, the place in the file of each line of the parts, counted from the first.
-        file: the lines are written from its position on.
+        parts: each returns whole lines.
+        order: int64, the place in the file of each line of the parts, from 0.
+        file: lines begin at its position.
     """
     lengths = np.concatenate([np.diff(_line_ends(part()), prepend=0) for part in parts])
     begin, sizes = file.tell(), np.empty_like(lengths)
@@ -125,7 +114,7 @@ def _line_ends(part: bytes) -> np.ndarray:
 
 
 def finite(value: float) -> float | None:
-    """Return the number, or None (null) for NaN and infinity, which JSON does not have."""
+    """Return the number, or None (null) for NaN and infinity."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -133,7 +122,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def dump(value: Any) -> str:
-    """Return a value as one line of ASCII, which neither a lone surrogate nor a terminal's locale can break.
+    """Return a value as one line of ASCII, safe for lone surrogates and all locales.
 
     Raises:
         ValueError: a number that is not finite; use `finite`.

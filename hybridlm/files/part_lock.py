@@ -1,4 +1,4 @@
-"""The lock of a folder of parts: one process writes to it, and nobody else can."""
+"""Lock of a folder of parts, for one writing process."""
 
 import os
 import stat
@@ -12,13 +12,13 @@ from ir_passes.files.trust import UntrustedError, require_own
 
 @contextmanager
 def locked(folder: Path) -> Iterator[Path]:
-    """Hold an exclusive lock on a folder of parts (`fcntl.flock`); yield the path of the lock.
+    """Hold an exclusive lock (`fcntl.flock`) on a folder of parts; yield its path.
 
     Raises:
         ValueError: another process holds the lock, or another user could have written the parts.
         OSError: the folder cannot be created or written to.
     """
-    import fcntl  # imported here because Windows has none
+    import fcntl  # absent on Windows
 
     path = folder / "lock"
     while True:
@@ -46,7 +46,7 @@ def locked(folder: Path) -> Iterator[Path]:
 
 
 def _require_own(folder: Path) -> None:
-    """Raise ValueError if somebody else can write a folder of parts, or has made it."""
+    """Raise ValueError for a folder of parts that another user made or can write."""
     try:
         if stat.S_ISLNK((status := folder.lstat()).st_mode):
             raise UntrustedError(folder, "is a link", f"rm {folder}", folder=True)

@@ -1,9 +1,8 @@
-"""Parts of an unfinished output, in a folder beside it, so that a run that was killed can continue.
+"""Parts of an unfinished output, for a killed run to continue.
 
-`OUTPUT.parts/` holds `lock`, `manifest.jsonl`, a file for every part, and results of the part that is being computed.
-The first line of the manifest records what the parts are made from. Every further line records a part and reaches the
-disk after it: a part that the manifest does not record does not exist. The last line records that the output is
-complete.
+The folder `OUTPUT.parts/` holds `lock`, `manifest.jsonl`, a file for every part, and results of the current part. The
+first line of the manifest records the origin of the parts. Every further line records a part and reaches the disk after
+it: a part without a record does not exist. The last line records that the output is complete.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ Origin = Mapping[str, str | int]
 
 
 Contents = Sequence[Callable[[], bytes]]
-"""The contents of parts, each read when it is called; one that is not what was written raises ValueError."""
+"""The contents of parts, each read by its call; a changed part raises ValueError."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,11 @@ class PartRecord:
     Attributes:
         rows, tokens: number of rows, and tokens of the texts of those without an error.
         errors: rows that have an error instead.
-        error: the message of the first of them.
+        error: message of the first error.
         bytes, sha256: of the file.
-        generated: tokens that were generated for its rows.
-        saved: tokens that were not computed again because rows begin alike.
-        shifted: completions of its rows that are scored from within the prompt.
+        generated: generated tokens of its rows.
+        saved: tokens of common beginnings without a second computation.
+        shifted: completions of its rows, scored from within the prompt.
         size: bytes of text of its rows.
         step_tokens, step_places: tokens of the steps that computed it, and places for tokens in these steps.
     """
@@ -85,11 +84,11 @@ class Parts:
         """Continue with the parts of an earlier run, or begin.
 
         Args:
-            origin: what the parts are made from.
+            origin: origin of the parts.
             restart: begin in any case.
 
         Raises:
-            ValueError: the parts were made from something else, or the folder holds other files.
+            ValueError: the parts have another origin, or the folder holds other files.
         """
         if not self._manifest.exists():
             strangers = sorted({path.name for path in self.folder.iterdir()} - {"lock"})
@@ -129,22 +128,21 @@ class Parts:
     def _differences(self, head: Mapping[str, Any], origin: Origin) -> list[str]:
         if head.get("format") != FORMAT:
             return [f"format of the manifest: {head.get('format')!r} there, {FORMAT} now"]
-        found = head["origin"]
-        names = [*found, *(name for name in origin if name not in found)]
+        recorded = head["origin"]
         return [
-            f"{name}: {found.get(name)} there, {origin.get(name)} now"
-            for name in names
-            if found.get(name) != origin.get(name)
+            f"{name}: {recorded.get(name)} there, {origin.get(name)} now"
+            for name in {**recorded, **origin}
+            if recorded.get(name) != origin.get(name)
         ]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """Return the complete lines of the manifest; a line cut short by a power failure is removed."""
+        """Return the complete lines of the manifest; remove an incomplete line after a power failure."""
         content = self._manifest.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) != len(content):
-            os.truncate(self._manifest, len(whole))
+        lines = content[: content.rfind(b"\n") + 1]
+        if len(lines) != len(content):
+            os.truncate(self._manifest, len(lines))
         try:
-            return [parse_json(line) for line in whole.splitlines()]
+            return [parse_json(line) for line in lines.splitlines()]
         except ValueError as error:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
@@ -169,11 +167,11 @@ class Parts:
         self.done.append(part)
 
     def finished(self) -> FinishedTexts:
-        """Return the results of single texts of the next part; raises ValueError if they are damaged."""
+        """Return the results of single texts of the next part; raise ValueError."""
         return FinishedTexts(self.folder, len(self.done), begun=self.begun)
 
     def join(self, write: Callable[[Contents, BinaryIO], None]) -> None:
-        """Make the output of the parts; it appears, or replaces an older file, whole.
+        """Make the output of the parts, and replace an older file at once.
 
         Args:
             write: writes the whole output to a file.
@@ -181,16 +179,16 @@ class Parts:
         Raises:
             ValueError: a part has changed since it was written.
         """
-        whole = self.folder / "whole"
-        whole.unlink(missing_ok=True)  # a run that was killed here left it
-        with naming(whole), whole_file(self.output, whole) as file:
+        partial_output = self.folder / "whole"
+        partial_output.unlink(missing_ok=True)  # of a run that was killed here
+        with naming(partial_output), whole_file(self.output, partial_output) as file:
             write([partial(_content, self._path(i), part.sha256) for i, part in enumerate(self.done)], file)
         sync(self.output.parent)
         self._append({"over": "joined"})
         self.joined = True
 
     def delete(self) -> None:
-        """Delete all parts, the manifest last: if this is killed, the next run knows that they are to be deleted."""
+        """Delete all parts, the manifest last, so that a killed deletion continues."""
         files = sorted(self.folder.glob("part-*"))
         if files and not self.joined:
             self._append({"over": "deleted"})
@@ -202,7 +200,7 @@ class Parts:
         self.done = []
 
     def note(self, error: BaseException, unit: str) -> None:
-        """Add a note to an error: the rows or lines (`unit`) on disk, and how to continue."""
+        """Add a note about finished rows or lines (`unit`) to an error."""
         rows = sum(part.rows for part in self.done)
         if self.done and not self.joined:
             error.add_note(f"{rows:,} {unit} are kept in {self.folder}: the same command continues")
@@ -212,12 +210,13 @@ class Parts:
             error.add_note(f"no {unit} are kept: the same command begins again")
 
     def leave(self) -> None:
-        """Delete the parts if the output is complete or nothing is kept."""
+        """Delete the parts of a complete output, or an empty folder."""
         if self._ours and (self.joined or not (self.done or finished_files(self.folder))):
             self.delete()
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"part-{number:06}{self.output.suffix}"
+        # Parts are compressed once they are joined.
+        return self.folder / f"part-{number:06}{Path(self.output.name.removesuffix('.gz')).suffix}"
 
     def _append(self, line: Mapping[str, Any]) -> None:
         _write(self._manifest, dump(line).encode() + b"\n", "ab")

@@ -33,7 +33,7 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def read_object(path: Path, limit: int, pairs_hook: PairsHook | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file. NaN and Infinity are numbers, as transformers 4 writes them.
+    """Return the JSON object in a file; NaN and Infinity are numbers.
 
     Args:
         path: a file, or a link to one.

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hybridlm.files.finished import FinishedTexts
-from hybridlm.files.json_lines import MAX_WINDOW_BYTES, parse_object
+from hybridlm.files.json_lines import MAX_WINDOW_BYTES
 from hybridlm.files.parts import Origin, Parts
 from hybridlm.grammars import compiler_version
 from hybridlm.openai_batch.answers import Answer, BatchModel, answer_row, answers
 from hybridlm.openai_batch.request import OpenAIRequest, read_request
-from hybridlm.score_files.formats import check_output
-from hybridlm.score_files.jsonl import TextLines
+from hybridlm.score_files.csv_rows import CsvRows
+from hybridlm.score_files.formats import check_output, ending_of
+from hybridlm.score_files.jsonl import JsonLines
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.report import total
-from hybridlm.score_files.rows import InputRow, Mark
+from hybridlm.score_files.rows import InputRow, Mark, TextObjects, TextSource
 from hybridlm.score_files.task import RowTask, Task
 from hybridlm.text_model import TextModel
 from hybridlm.worker import open_session
@@ -55,7 +56,25 @@ class BatchFileReport:
     prefix_tokens_saved: int = 0
 
 
-class BatchLines(TextLines):
+class BatchObjects(TextObjects):
+    """Reader of requests: objects of JSON lines, or rows of CSV with a JSON object in the column body."""
+
+    id_name = "custom_id"
+
+    def columns(self, names: Sequence[str]) -> dict[str, bool]:
+        """Return the columns of CSV to read, True for JSON; raise ValueError for wrong names."""
+        columns = {"custom_id": False, "method": False, "url": False, "body": True}
+        if faults := [name for name in columns if names.count(name) != 1]:
+            raise ValueError(f"expected a column {faults[0]}, found {', '.join(names)}")
+        return columns
+
+    def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
+        """Return the row of a request."""
+        custom_id = value.get("custom_id")
+        return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, size)
+
+
+class BatchLines(JsonLines):
     """A file of requests, one JSON object per line, without the blank lines.
 
     Args:
@@ -66,11 +85,11 @@ class BatchLines(TextLines):
         self._copy: Any = None
         if not stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as pipe:
-                self._copy = tempfile.NamedTemporaryFile()  # noqa: SIM115  # closed by `close`
+                self._copy = tempfile.NamedTemporaryFile(suffix=ending_of(path))  # noqa: SIM115  # closed by `close`
                 shutil.copyfileobj(pipe, self._copy)
             self._copy.flush()
             path = Path(self._copy.name)
-        super().__init__(path)
+        super().__init__(path, BatchObjects())
 
     def close(self) -> None:
         """Delete the copy of a pipe."""
@@ -81,19 +100,14 @@ class BatchLines(TextLines):
         """Yield every line from `start` on that is not blank."""
         return ((row, mark) for row, mark in super().rows(start) if row.item is not None or row.fault is not None)
 
-    def repeated(self, row: InputRow, first: int) -> str:
-        """Return the fault of a line with the custom_id of an earlier line."""
-        return f"custom_id: {row.id!r} is that of line {first}, too"
-
     def _row(self, number: int, line: bytes) -> InputRow:
-        if not line.strip():
-            return InputRow(number, None, "", None, 0)
-        try:
-            value = parse_object(line)
-        except ValueError as error:
-            return InputRow(number, None, "", None, len(line), str(error))
-        custom_id = value.get("custom_id")
-        return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, len(line))
+        return super()._row(number, line) if line.strip() else InputRow(number, None, "", None, 0)
+
+
+def open_batch(path: Path, *fields: Any) -> TextSource:
+    """Open a file of requests, CSV by the ending of its name, otherwise JSON lines."""
+    del fields
+    return CsvRows(path, BatchObjects()) if ending_of(path).startswith(".csv") else BatchLines(path)
 
 
 def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
@@ -141,14 +155,14 @@ def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
     """
     run = _Run(model)
     return RowTask(
-        columns={},
+        columns={"custom_id": "text", "response": "object", "error": "object"},
         read=lambda row: read_request(row.item, model.inputs),
         run=run.answers,
         origin={**origin, "name": model.name, "llguidance": compiler_version()},
         window_bytes=MAX_WINDOW_BYTES,
         during=run.part,
         check=check_batch_file,
-        open=lambda path, fields, request: BatchLines(path),
+        open=open_batch,
         output=answer_row,
         format=f"openai batch {FORMAT}",
         rows="lines",

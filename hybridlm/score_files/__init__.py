@@ -1,4 +1,6 @@
-"""Tasks on the rows of files, JSON lines or Parquet, part by part: a killed run continues.
+"""Tasks on the rows of files, part by part: a killed run continues.
+
+Formats are JSON lines, CSV, Parquet, lines of text, and gzip.
 
 Imports scoring, decision models, `text_model`, requests, the radix tree of the prefix cache, and files. Begin with
 `run_file`; `task` has the interface of tasks, `options` the options of a run, `rows` the interface of formats.

@@ -1,110 +1,82 @@
 """Texts and scores as Arrow columns, for Parquet files and Ray datasets. Needs pyarrow."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from hybridlm.requests.token_logprobs import TokenLogprobs
-from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields
-from hybridlm.scoring.items import FORMS, form_of
-
-COLUMNS = ("id", *FORMS, "completion")
-"""Columns that are read of a table."""
+from hybridlm.score_files.rows import COLUMNS, NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields, named_columns
+from hybridlm.scoring.items import MASK, form_of
 
 
 def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
-    """Return the columns to read: some of `FORMS`, with "completion" beside "prompt", "id", and the named ones.
+    """Return the columns to read; see `named_columns`.
 
-    Texts are strings, token ids lists of whole numbers, a prompt and its completion either of them, and messages lists
-    of structs.
-
-    Args:
-        schema: of the table.
-        fields: the columns with the chosen ids of each row, lists of whole numbers or lists of such lists, and with
-            interventions, lists of structs.
+    Texts are strings, token ids lists of whole numbers, a prompt and its completion one of both, messages lists of
+    structs. Chosen ids are lists of whole numbers or lists of such lists, interventions lists of structs.
 
     Raises:
-        ValueError: they are missing, duplicate, or of other types.
+        ValueError: a column is missing, duplicate, or of another type.
     """
-    twice = sorted({name for name in COLUMNS if schema.names.count(name) > 1})
-    if twice:
-        raise ValueError(f"column {twice[0]}: expected it once, found it {schema.names.count(twice[0])} times")
-    columns = [name for name in COLUMNS if name in schema.names]
-    named = {"token_ids": fields.chosen, "interventions": fields.interventions}
-    for what, name in named.items():
-        if name is not None and (name in COLUMNS or schema.names.count(name) != 1):
-            raise ValueError(f"{what}: expected the name of a column with them, {name!r} is none of {schema.names}")
-    if not set(columns) & set(FORMS):
-        found = ", ".join(schema.names) or "none"
-        raise ValueError(f"expected a column {' or '.join(FORMS)}, found {found}")
-    if ("prompt" in columns) != ("completion" in columns):
-        raise ValueError(f"expected columns prompt and completion together, found {', '.join(schema.names)}")
-    faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type))]
-    if fields.chosen is not None and (wrong := _chosen_fault(fields.chosen, schema.field(fields.chosen).type)):
-        faults.append(wrong)
-    if fields.interventions is not None:
-        type = schema.field(fields.interventions).type
-        if not pa.types.is_null(type) and not _is_list(type, pa.types.is_struct):
-            faults.append(f"column {fields.interventions}: expected lists of structs (kind, ...), found {type}")
+    columns = named_columns(schema.names, fields)
+    faults = [fault for name in columns if (fault := _type_fault(name, schema.field(name).type, fields))]
     if faults:
         raise ValueError("; ".join(faults))
-    return [*columns, *(one for one in fields if one is not None)]
+    return columns
 
 
-def _is_list(type: pa.DataType, of: Callable[[pa.DataType], bool]) -> bool:
-    """Whether it is a type of lists of something."""
+def _item_type(type: pa.DataType) -> pa.DataType | None:
+    """Return the type of the items of a list; None for another type."""
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_(type) for is_ in lists) and of(type.value_type)
+    return type.value_type if any(is_list(type) for is_list in lists) else None
 
 
-def _chosen_fault(name: str, type: pa.DataType) -> str | None:
-    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    item = type
-    while any(is_(item) for is_ in lists):
-        item = item.value_type
-    if item is not type and (pa.types.is_integer(item) or pa.types.is_null(item)):
+def _type_fault(name: str, type: pa.DataType, fields: RowFields) -> str | None:
+    """Return the fault of a column's type; None also for a column of nulls."""
+    value, item = type.value_type if pa.types.is_dictionary(type) else type, _item_type(type)
+    string = any(is_type(value) for is_type in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    ids, structs = item is not None and pa.types.is_integer(item), item is not None and pa.types.is_struct(item)
+    if pa.types.is_null(type) and name != fields.chosen:
         return None
-    return f"column {name}: expected lists of whole numbers, or of lists of them, found {type}"
-
-
-def _type_fault(name: str, type: pa.DataType) -> str | None:
-    value = type.value_type if pa.types.is_dictionary(type) else type
-    string = any(is_(value) for is_ in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-    whole = _is_list(type, pa.types.is_integer)
     if name == "id":
         good, expected = string or pa.types.is_integer(value), "strings or whole numbers"
     elif name == "text":
         good, expected = string, "strings"
-    elif name == "messages":
-        good, expected = _is_list(type, pa.types.is_struct), "lists of structs (role, content)"
-    elif name == "token_ids":
-        good, expected = whole, "lists of whole numbers"
+    elif name in ("messages", fields.interventions):
+        good, expected = structs, f"lists of structs ({'role, content' if name == 'messages' else 'kind, ...'})"
+    elif name in ("token_ids", "input_ids"):
+        good, expected = ids, "lists of whole numbers"
+    elif name == fields.chosen:
+        entry = item if item is None else _item_type(item) or item
+        good = entry is not None and (pa.types.is_integer(entry) or pa.types.is_null(entry))
+        expected = "lists of whole numbers, or of lists of them"
+    elif name == MASK:
+        good, expected = True, "lists of numbers"
     else:
-        good, expected = string or whole, "strings or lists of whole numbers (several completions are several rows)"
-    # A column of nulls alone has no type; no row has a value then.
-    return None if good or pa.types.is_null(type) else f"column {name}: expected {expected}, found {type}"
+        good, expected = string or ids, "strings or lists of whole numbers (several completions are several rows)"
+    return None if good else f"column {name}: expected {expected}, found {type}"
 
 
 def read_rows(
     batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, fields: RowFields = NO_FIELDS
 ) -> Iterator[InputRow]:
-    """Yield the rows of a batch; one whose text is missing or not UTF-8 has a fault.
+    """Yield the rows of a batch, with faults for missing and undecodable texts.
 
     Args:
-        batch: with columns that `columns_of` accepts.
+        batch: columns that `columns_of` accepts.
         first: number of its first row.
         skipped: rows to leave out at its beginning.
-        fields: names of the columns beside those of texts.
+        fields: names of further columns.
     """
-    names = [*COLUMNS, *(one for one in fields if one is not None)]
+    names = [*COLUMNS, *(name for name in fields if name is not None)]
     columns = (_values(batch, name, skipped) for name in names)
     for number, values in enumerate(zip(*columns, strict=True), first + skipped):
-        found = dict(zip(names, values, strict=True))
-        chosen, changes = (None if one is None else found.pop(one) for one in fields)
-        row = _row(number, found)
-        size = row.size + sum(_size(one) for one in (chosen, changes) if one is not None)
+        cells = dict(zip(names, values, strict=True))
+        chosen, changes = (None if name is None else cells.pop(name) for name in fields)
+        row = _row(number, cells)
+        size = row.size + sum(_size(cell) for cell in (chosen, changes) if cell is not None)
         yield row._replace(chosen=chosen, interventions=changes and _without_nulls(changes), size=size)
 
 
@@ -128,8 +100,8 @@ def _row(number: int, values: dict[str, Any]) -> InputRow:
 def _without_nulls(value: Any) -> Any:
     """Return a value without the null fields that a table gives to every struct."""
     if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _size(value: Any) -> int:
@@ -140,19 +112,19 @@ def _size(value: Any) -> int:
 
 
 def _values(batch: pa.RecordBatch | pa.Table, name: str, skipped: int) -> list[Any]:
-    """Return a column without its first rows; nulls if it does not exist, the exception for a value not in UTF-8."""
+    """Return a column without its first rows, with exceptions in place of undecodable values."""
     if name not in batch.schema.names:
         return [None] * (batch.num_rows - skipped)
     column = batch.column(name).slice(skipped)
     try:
         return column.to_pylist()
     except UnicodeDecodeError:
-        return [_value(one) for one in column]
+        return list(map(_value, column))
 
 
-def _value(one: pa.Scalar) -> Any:
+def _value(scalar: pa.Scalar) -> Any:
     try:
-        return one.as_py()
+        return scalar.as_py()
     except UnicodeDecodeError as error:
         return error
 
@@ -174,7 +146,7 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
     """Return the columns of an output; ids are whole numbers or strings.
 
     Raises:
-        ValueError: a column that holds any JSON.
+        ValueError: a column of any JSON.
     """
     wrong = [name for name, kind in columns.items() if kind not in _TYPES]
     if wrong:
@@ -184,7 +156,7 @@ def schema_of(whole_numbers: bool, columns: Columns) -> pa.Schema:
 
 
 def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> pa.Table:
-    """Return a table of rows; missing fields are null, and all fields of a row with an error.
+    """Return a table of rows, with nulls for missing fields.
 
     Raises:
         OverflowError: an id has more than 64 bits.
@@ -198,19 +170,19 @@ def table_of(rows: Sequence[OutputRow], schema: pa.Schema, columns: Columns) -> 
 
 
 def column_of(values: Sequence[Any], kind: Kind) -> pa.Array:
-    """Return the values of a field as an array; None, NaN and rank 0 are null."""
+    """Return the values of a field; None, NaN and rank 0 are null."""
     if kind in ("float lists", "id lists"):
         empty = np.zeros(0, np.float32 if kind == "float lists" else np.int32)
-        there = [one for one in values if one is not None]
-        counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(one.offsets) for one in there)])
-        entries = pa.array(np.concatenate([empty, *(one.entries for one in there)]))
+        lists = [value for value in values if value is not None]
+        counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(value.offsets) for value in lists)])
+        entries = pa.array(np.concatenate([empty, *(value.entries for value in lists)]))
         places = pa.ListArray.from_arrays(_offsets(counts), entries)
-        return _lists([None if one is None else len(one.offsets) - 1 for one in values], places)
+        return _lists([None if value is None else len(value.offsets) - 1 for value in values], places)
     if kind in ("floats", "ranks"):
         empty = np.zeros(0, np.float32 if kind == "floats" else np.int32)
-        flat = np.concatenate([empty, *(one for one in values if one is not None)])
+        flat = np.concatenate([empty, *(value for value in values if value is not None)])
         entries = pa.array(flat, mask=~np.isfinite(flat) if kind == "floats" else flat == 0)
-        return _lists([None if one is None else len(one) for one in values], entries)
+        return _lists([None if value is None else len(value) for value in values], entries)
     return pa.array(values, _TYPES[kind])
 
 

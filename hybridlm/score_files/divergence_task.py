@@ -1,5 +1,7 @@
 """The task of divergence: distances of two models on each row, and their means."""
 
+import csv
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
@@ -10,6 +12,8 @@ from hybridlm.engine.config import option
 from hybridlm.files.parts import Parts
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.validation import check_length, to_items
+from hybridlm.score_files.formats import ending_of
+from hybridlm.score_files.lines import open_lines
 from hybridlm.score_files.report import ScoreFileReport, file_report
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.task import RowTask, RowValues, Task, text_task
@@ -61,8 +65,8 @@ def require_comparable(model: TextModel, other: TextModel) -> None:
 
 
 def compared_ids(model: TextModel, other: TextModel, item: Any, where: str) -> tuple[int, ...]:
-    """Return the token ids of a text for both models; raises TypeError or ValueError for a wrong text."""
-    tokenizers = {one.tokenizer and one.tokenizer.fingerprint for one in (model, other)}
+    """Return the token ids of a text for both models; raise TypeError or ValueError."""
+    tokenizers = {side.tokenizer and side.tokenizer.fingerprint for side in (model, other)}
     if isinstance(item, str) and len(tokenizers) > 1:
         raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
     ids = model.inputs.encode(item, where)
@@ -144,20 +148,25 @@ def _report(output: Path, parts: Parts, kept: int) -> DivergenceFileReport:
     return DivergenceFileReport(**values, predicted=predicted)
 
 
-def _rows(output: Path) -> Iterator[tuple[int, list[float]]]:
+def _rows(output: Path) -> Iterator[tuple[int, Sequence[float]]]:
     """Yield the predicted tokens and the means of every row that has some."""
-    if output.suffix.lower() == ".jsonl":
-        with output.open("rb") as file:
-            for line in file:
-                row = parse_json(line)
-                if row.get("mean_kl") is not None:
-                    yield len(row["token_ids"]) - 1, [row[name] for name in MEANS]
-        return
-    import pyarrow.parquet as pq
+    if ending_of(output) == ".parquet":
+        import pyarrow.parquet as pq
 
-    with pq.ParquetFile(output) as file:
-        for batch in file.iter_batches(columns=["token_ids", *MEANS]):
-            counts = batch["token_ids"].value_lengths().to_pylist()
-            for count, *means in zip(counts, *(batch[name].to_pylist() for name in MEANS), strict=True):
-                if means[0] is not None:
-                    yield count - 1, means
+        with pq.ParquetFile(output) as file:
+            for batch in file.iter_batches(columns=["token_ids", *MEANS]):
+                counts = batch["token_ids"].value_lengths().to_pylist()
+                for count, *means in zip(counts, *(batch[name].to_pylist() for name in MEANS), strict=True):
+                    if means[0] is not None:
+                        yield count - 1, means
+        return
+    with open_lines(output) as lines:
+        objects = map(parse_json, lines)
+        if ending_of(output).startswith(".csv"):
+            records = csv.DictReader(io.TextIOWrapper(lines, "utf-8", newline=""))
+            objects = (
+                {name: parse_json(record[name] or "null") for name in ("token_ids", *MEANS)} for record in records
+            )
+        for row in objects:
+            if row.get("mean_kl") is not None:
+                yield len(row["token_ids"]) - 1, [row[name] for name in MEANS]

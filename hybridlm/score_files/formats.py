@@ -1,6 +1,7 @@
-"""Formats of files of texts and of scores, chosen by the ending of the name."""
+"""Formats of input and output files, chosen by the ending of the name."""
 
 import stat
+import zlib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -8,38 +9,42 @@ from pathlib import Path
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource
+from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextObjects, TextSource
+
+LINES = (".jsonl", ".jsonl.gz")
+TABLES = (*LINES, ".csv", ".csv.gz", ".parquet")
+TEXTS = (*TABLES, ".txt", ".txt.gz")
 
 
-def format_of(path: Path, *others: str) -> str:
-    """Return ".jsonl", ".parquet" or one of `others`, by the ending of the name.
+def ending_of(path: Path) -> str:
+    """Return the ending of a name in lower case, such as ".csv" or ".jsonl.gz"."""
+    suffixes = path.suffixes[-2:] if path.suffix.lower() == ".gz" else [path.suffix]
+    return "".join(suffixes).lower()
+
+
+def require_ending(path: Path, endings: tuple[str, ...]) -> str:
+    """Return the ending of a name.
 
     Raises:
-        ValueError: another ending.
+        ValueError: the ending is not known.
         MissingExtra: Parquet without pyarrow.
     """
-    ending, known = path.suffix.lower(), (".jsonl", ".parquet", *others)
-    if ending not in known:
-        raise ValueError(f"{path}: expected a name that ends in {', '.join(known[:-1])} or {known[-1]}")
+    ending = ending_of(path)
+    if ending not in endings:
+        raise ValueError(f"{path}: expected a name that ends in {', '.join(endings[:-1])} or {endings[-1]}")
     if ending == ".parquet":
         require_extra(f"{path}: Parquet", "pyarrow", "data")
     return ending
 
 
 def check_source(path: Path, requests: bool = False) -> str:
-    """Return the ending of a file of texts, ".txt" or as `format_of`.
-
-    Args:
-        path: the file.
-        requests: its rows are requests, which JSON lines alone can hold.
+    """Return the ending of a file of texts, or of requests in JSON lines.
 
     Raises:
-        ValueError, MissingExtra: as `format_of`; or it is no regular file.
-        OSError: it is not there.
+        ValueError, MissingExtra: as `require_ending`; or it is no regular file.
+        OSError: it does not exist.
     """
-    if requests and path.suffix.lower() != ".jsonl":
-        raise ValueError(f"{path}: expected requests as JSON lines, a name that ends in .jsonl")
-    ending = format_of(path, ".txt")
+    ending = require_ending(path, LINES if requests else TEXTS)
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path}: expected a regular file: it is read twice, and once more to continue")
     return ending
@@ -57,58 +62,71 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
         ValueError, OSError, MissingExtra: the name or the place of a file is wrong.
     """
     path = check_output(input, output, options)
-    target_for(path)
+    require_ending(path, TABLES)
     check_source(input, requests)
     return path
 
 
 def check_output(input: Path, output: Path, options: FileOptions) -> Path:
-    """Return the path of the output, with the shard in its name; raises ValueError or OSError."""
+    """Return the path of the output with the shard in its name; see `replaceable`."""
     index, count = options.share
     if count > 1:
-        output = output.with_name(f"{output.stem}-{index:05}-of-{count:05}{output.suffix}")
+        begin = len(output.name) - len(ending_of(output))
+        output = output.with_name(f"{output.name[:begin]}-{index:05}-of-{count:05}{output.name[begin:]}")
     return replaceable(output, input)
 
 
 def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:
-    """Open a file of texts, JSON lines, Parquet or text (.txt) of which every line is a text, or of requests.
+    """Open a file of texts or requests.
 
     Args:
         path: the file.
-        fields: names of the fields or columns beside those of texts.
+        fields: names of further fields or columns.
         request: fields of JSON lines that are requests; None for texts.
 
     Raises:
-        ValueError, MissingExtra: as `format_of`; or the file cannot hold texts.
+        ValueError, MissingExtra: as `check_source`; or the file cannot hold texts.
         OSError: it cannot be read.
     """
+
     ending = check_source(path, request is not None)
-    if ending != ".parquet":
-        from hybridlm.score_files.jsonl import JsonLines, TextLines
+    if ending == ".parquet":
+        # pyarrow is an extra, which nothing else may import.
+        from hybridlm.score_files.parquet import ParquetRows
 
-        if ending == ".jsonl":
-            return JsonLines(path, fields, request)
-        if named := [one for one in fields if one is not None]:
-            raise ValueError(f"{path}: lines of text have no field {named[0]!r}; give .jsonl or .parquet")
-        return TextLines(path)
-    # pyarrow is an extra, which nothing else may import.
-    from hybridlm.score_files.parquet import ParquetRows
+        return ParquetRows(path, fields)
+    if ending in LINES:
+        from hybridlm.score_files.jsonl import JsonLines
 
-    return ParquetRows(path, fields)
+        return JsonLines(path, TextObjects(fields, request))
+    if ending.startswith(".csv"):
+        from hybridlm.score_files.csv_rows import CsvRows
+
+        return CsvRows(path, TextObjects(fields))
+    from hybridlm.score_files.lines import TextLines
+
+    if names := [name for name in fields if name is not None]:
+        raise ValueError(f"{path}: lines of text have no field {names[0]!r}; give .jsonl, .csv or .parquet")
+    return TextLines(path)
 
 
 def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
-    """Return the class of an output's format, which takes the kinds of the ids and the columns; see `format_of`."""
-    if format_of(path) == ".jsonl":
-        from hybridlm.score_files.jsonl import JsonScores
+    """Return the class of an output's format: JSON lines for an unknown ending."""
+    ending = ending_of(path)
+    if ending == ".parquet":
+        from hybridlm.score_files.parquet import ParquetScores
 
-        return JsonScores
-    from hybridlm.score_files.parquet import ParquetScores
+        return ParquetScores
+    from hybridlm.score_files.csv_rows import CsvScores
+    from hybridlm.score_files.jsonl import Compressed, JsonScores
 
-    return ParquetScores
+    plain = CsvScores if ending.startswith(".csv") else JsonScores
+    return (lambda ids, columns: Compressed(plain(ids, columns))) if ending.endswith(".gz") else plain
 
 
 def format_version(path: Path) -> str:
-    """Return the format of an output, with the version of its writer if the bytes depend on it."""
-    ending = format_of(path)
-    return ending if ending == ".jsonl" else f"{ending} by pyarrow {version('pyarrow')}"
+    """Return the format of an output, and the version of a library in its bytes."""
+    ending = ending_of(path)
+    if ending == ".parquet":
+        return f"{ending} by pyarrow {version('pyarrow')}"
+    return f"{ending} by zlib {zlib.ZLIB_RUNTIME_VERSION}" if ending.endswith(".gz") else ending

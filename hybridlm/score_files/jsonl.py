@@ -1,129 +1,48 @@
-"""Lines of texts, JSON or plain, read from any line on, and JSON lines of scores."""
+"""JSON lines of texts or requests, and of scores."""
 
+import gzip
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from hybridlm.files.json_lines import dump, finite, parse_object, read_id, read_item, write_in_order
+from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
+from hybridlm.score_files.lines import TextLines
 from hybridlm.score_files.rows import (
-    NO_FIELDS,
     Columns,
     IdKinds,
     InputRow,
     Kind,
     Lists,
-    Mark,
     OutputRow,
-    RowFields,
     SortedParts,
-    TextSource,
+    TextObjects,
 )
-from hybridlm.scoring.items import form_of
-
-OBJECTS = {"prompt", "messages"}
-"""Forms of rows that are more than one text."""
-FIELDS = ("text", "token_ids", "prompt", "completion", "messages", "tools", "chat_template_kwargs")
-BLOCK_BYTES = 1 << 16
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class TextLines(TextSource):
-    """A file of texts, one per line; blank lines at its end do not count.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-
-    unit = "line"
-
-    def __init__(self, path: Path):
-        self.path = path
-        with path.open("rb") as file:
-            self._end = _content_end(file)
-
-    def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every line from `start` on; a line that cannot be read is a row with a fault."""
-        number, offset = start
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            while offset < self._end:
-                line = file.readline()
-                if not line:
-                    raise ValueError(f"{self.path}: has become shorter while it was read, it ends at byte {offset}")
-                number, offset = number + 1, offset + len(line)
-                if number == 1:
-                    line = line.removeprefix(BYTE_ORDER_MARK)
-                yield self._row(number, line.rstrip(b"\r\n")), Mark(number, offset)
-
-    def _row(self, number: int, line: bytes) -> InputRow:
-        try:
-            return InputRow(number, None, "text", line.decode(), len(line))
-        except UnicodeDecodeError as error:
-            return InputRow(number, None, "", None, len(line), f"expected UTF-8: {error}")
 
 
 class JsonLines(TextLines):
-    """A file of JSON objects, one per line; blank lines at its end do not count.
+    """A file of JSON objects, one per line; see `TextLines`.
 
     Args:
-        path: the file.
-        fields: names of the fields beside those of texts.
-        request: fields of an object that is a request; None for texts.
+        path: the file; with the ending .gz it is compressed.
+        reader: makes rows of objects.
 
     Raises:
         OSError: the file cannot be read.
+        ValueError: damaged gzip.
     """
 
-    def __init__(self, path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None):
+    def __init__(self, path: Path, reader: TextObjects):
         super().__init__(path)
-        self._fields, self._request = fields, request
+        self._reader, self.id_name = reader, reader.id_name
 
     def _row(self, number: int, line: bytes) -> InputRow:
-        return _read(number, line, self._fields, self._request)
-
-
-def _read(number: int, line: bytes, fields: RowFields, request: tuple[str, ...] | None) -> InputRow:
-    id = None
-    try:
-        value = parse_object(line)
-        id = read_id(value)
-        for name, what in (
-            (fields.chosen, "token ids, a list"),
-            (fields.interventions, "interventions, a list of objects"),
-        ):
-            if name is not None and name not in value:
-                raise ValueError(f"{name}: expected {what} or null; found no field")
-        if request is not None:
-            key, item = "request", {name: value[name] for name in request if name in value}
-        elif (key := form_of(value)) in OBJECTS:
-            item = {name: value[name] for name in FIELDS if value.get(name) is not None}
-        else:
-            key, item = read_item(value, ("text",))
-        return InputRow(
-            number, id, key, item, len(line), None, *(None if one is None else value.get(one) for one in fields)
-        )
-    except ValueError as error:
-        return InputRow(number, id, "", None, len(line), str(error))
-
-
-def _content_end(file: BinaryIO) -> int:
-    """Return the offset behind the last byte that is not white space; 0 if there is only a byte-order mark."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        begin = max(0, end - BLOCK_BYTES)
-        file.seek(begin)
-        block = file.read(end - begin).rstrip()
-        if block:
-            return 0 if begin == 0 and block == BYTE_ORDER_MARK else begin + len(block)
-        end = begin
-    return 0
+        try:
+            return self._reader.row(number, parse_object(line), len(line))
+        except ValueError as error:
+            return InputRow(number, None, "", None, len(line), str(error))
 
 
 class JsonScores:
@@ -150,26 +69,51 @@ class JsonScores:
 
     def _object(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: [self._object(one) for one in value]
+            name: [self._object(completion) for completion in value]
             if name == "completions"
-            else _json(value, self._columns.get(name))
+            else json_value(value, self._columns.get(name))
             for name, value in fields.items()
         }
 
+    def lines(self, parts: Iterable[SortedParts]) -> Iterator[bytes]:
+        """Yield the lines of all parts in the order of the input."""
+        for contents, order in parts:
+            lines = (line for content in contents for line in content().splitlines(keepends=True))
+            if order is not None:
+                window = list(lines)
+                lines = (window[place] for place in np.argsort(order))
+            yield from lines
+
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts to a file, in the order of the input."""
+        """Write the lines of all parts, one part in memory."""
         for contents, order in parts:
             if order is None:
-                for one in contents:
-                    file.write(one())
+                for content in contents:
+                    file.write(content())
             else:
                 write_in_order(contents, order, file)
 
 
-def _json(value: Any, kind: Kind | None) -> Any:
-    """Return a value of a row as JSON."""
+class Compressed:
+    """Lines of another format, compressed by gzip.
+
+    Args:
+        target: the other format.
+    """
+
+    def __init__(self, target: "JsonScores"):
+        self.several, self.part, self._lines = target.several, target.part, target.lines
+
+    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
+        """Write the lines of all parts, with an empty header."""
+        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
+            compressed.writelines(self._lines(parts))
+
+
+def json_value(value: Any, kind: Kind | None) -> Any:
+    """Return a value of a row as JSON; NaN, infinity and rank 0 become None."""
     if isinstance(value, Lists):
-        entries = _json(value.entries, None)
+        entries = json_value(value.entries, None)
         return [entries[begin:end] for begin, end in itertools.pairwise(value.offsets.tolist())]
     if isinstance(value, np.ndarray):
         values = value.tolist()

@@ -1,4 +1,4 @@
-"""Order in which rows are scored: rows that begin alike one behind the other, so that their beginning is computed once.
+"""Order of rows for scoring: rows with a common beginning are neighbours.
 
 Rows are sorted within a sort window, consecutive rows of a file, by the text that they begin with. A part of the output
 has a piece of the sorted rows; when the parts are joined the rows go back to their places.
@@ -26,11 +26,11 @@ T = TypeVar("T")
 DEFAULT_SORT_WINDOW = 1 << 26
 """Bytes of consecutive rows that are sorted together."""
 MIN_SAVED = 0.1
-"""Share of a sort window that its rows must have in common for them to be sorted."""
+"""Minimum share of common text in a sort window for sorting."""
 MAX_PART_WINDOWS = 8
-"""Largest size of a part of sorted rows, in windows: of what is common it counts every copy."""
+"""Maximum size of a part of sorted rows, in windows: each copy of a common beginning counts."""
 PROMPT_FIELDS = ("tools", "chat_template_kwargs", "messages", "prompt")
-"""Fields of a request's body that decide what its prompts begin with."""
+"""Fields of a request's body with the beginning of its prompts."""
 FIRST_LEVEL, LEVELS = 64, 12
 """Characters of the shortest beginning that is compared, and the number of beginnings, each twice as long as the last.
 """
@@ -62,43 +62,43 @@ Planned = tuple[SortWindow, Iterator[list[InputRow]]]
 
 
 def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> Iterator[Planned]:
-    """Yield the sort windows of consecutive windows of rows. It is a function of the rows and the limits alone.
+    """Yield the sort windows of consecutive windows of rows.
 
-    Rows that have little in common stay in their windows and are never in memory together: the file is read twice, once
-    to see what they have in common. Take the rows of one sort window before the next one is asked for.
+    Rows with little in common stay in their windows and are never in memory together: the file is read twice, the first
+    time for the common share. Take the rows of a sort window before the next sort window.
     """
     if not windows:
         return
-    ahead, behind = source.rows(windows[0].start), source.rows(windows[0].start)
+    first_pass, second_pass = source.rows(windows[0].start), source.rows(windows[0].start)
     for group in grouped(windows, attrgetter("size"), limits.sorted):
         count = sum(window.rows for window in group)
-        share = common_share(row for row, _ in islice(ahead, count)) if limits.sorted else 0.0
-        rows = (row for row, _ in islice(behind, count))
+        share = common_share(row for row, _ in islice(first_pass, count)) if limits.sorted else 0.0
+        rows = (row for row, _ in islice(second_pass, count))
         if share >= MIN_SAVED:
-            held = list(rows)
-            cut = sorted_parts(held, limits)
-            yield SortWindow(len(cut), np.concatenate(cut)), ([held[place] for place in part] for part in cut)
+            unsorted = list(rows)
+            parts = sorted_parts(unsorted, limits)
+            yield SortWindow(len(parts), np.concatenate(parts)), ([unsorted[i] for i in part] for part in parts)
         else:
             yield SortWindow(len(group), None), (list(islice(rows, window.rows)) for window in group)
-            deque(rows, maxlen=0)  # those that were not needed
+            deque(rows, maxlen=0)  # skips the other rows
 
 
-def grouped(windows: Iterable[T], size_of: Callable[[T], int], most: int) -> Iterator[list[T]]:
-    """Yield consecutive windows together, as long as they have at most `most` bytes; at least one."""
-    group, held = list[T](), 0
+def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Yield consecutive windows in groups of at most `limit` bytes, or one larger window."""
+    group, group_size = list[T](), 0
     for window in windows:
         size = size_of(window)
-        if group and held + size > most:
+        if group and group_size + size > limit:
             yield group
-            group, held = [], 0
+            group, group_size = [], 0
         group.append(window)
-        held += size
+        group_size += size
     if group:
         yield group
 
 
 def beginning(row: InputRow) -> str:
-    """Return the text that decides what a row's tokens begin with; "" for a row that cannot be read."""
+    """Return the text at the beginning of a row, "" with a fault."""
     if row.fault is not None:
         return ""
     item = row.item
@@ -121,11 +121,11 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
     begins = [beginning(row) for row in rows]
     order = sorted(range(len(rows)), key=begins.__getitem__)
     parts: list[np.ndarray] = []
-    part, distinct, size, before = list[int](), 0, 0, ""
+    part, distinct, size, last = list[int](), 0, 0, ""
     for place in order:
-        shared = common_length(before, begins[place]) if part else 0
+        shared = common_length(last, begins[place]) if part else 0
         part.append(place)
-        before = begins[place]
+        last = begins[place]
         distinct, size = distinct + max(rows[place].size - shared, 1), size + rows[place].size
         if len(part) >= limits.rows or distinct >= limits.bytes or size >= MAX_PART_WINDOWS * limits.bytes:
             parts.append(np.array(part, np.int64))
@@ -136,19 +136,19 @@ def sorted_parts(rows: Sequence[InputRow], limits: Limits) -> list[np.ndarray]:
 
 
 def common_share(rows: Iterable[InputRow]) -> float:
-    """Return which share of the rows need not be computed again, estimated from a few numbers for each row."""
+    """Return an estimate of the share of common text in rows."""
     sums = [array("I") for _ in range(LEVELS)]
     total = 0
     for row in rows:
         text, total = beginning(row), total + row.size
-        checksum, done = 0, 0
+        checksum, begin = 0, 0
         for level in range(LEVELS):
             end = FIRST_LEVEL << level
             if len(text) < end:
                 break
-            checksum = zlib.crc32(text[done:end].encode("utf-8", "surrogatepass"), checksum)
+            checksum = zlib.crc32(text[begin:end].encode("utf-8", "surrogatepass"), checksum)
             sums[level].append(checksum)
-            done = end
+            begin = end
     saved = 0
     for level, values in enumerate(sums):
         repeated = len(values) - np.unique(np.frombuffer(values, np.uint32)).size if values else 0

@@ -19,24 +19,25 @@ from hybridlm.score_files.rows import (
     RowFields,
     SortedParts,
     TextSource,
+    require_one_kind,
 )
 
 BATCH_ROWS = 1024
 MAX_GROUP_ROWS = 1 << 16
 MAX_GROUP_BYTES = 1 << 26
-"""Size at which a row group of the output, gathered from parts, is written."""
+"""Size of a row group of the output, gathered from parts."""
 
 
 class ParquetRows(TextSource):
-    """A Parquet file with a column "text" (strings) or "token_ids" (lists of whole numbers), or both, and maybe "id".
+    """A Parquet file with columns that `columns_of` accepts.
 
     Args:
         path: the file.
-        fields: names of the columns beside those of texts.
+        fields: names of further columns.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: not a Parquet file, or its columns are missing or of other types.
+        ValueError: not a Parquet file, or a column is missing or of another type.
     """
 
     unit = "row"
@@ -53,7 +54,7 @@ class ParquetRows(TextSource):
             raise ValueError(f"{path}: {error}") from None
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield every row from `start` on; one whose text is missing or not UTF-8 has a fault."""
+        """Yield every row from `start` on; see `read_rows`."""
         number, first = 0, 0
         while first < len(self._groups) and number + self._groups[first] <= start.row:
             number, first = number + self._groups[first], first + 1
@@ -89,7 +90,7 @@ class ParquetRows(TextSource):
 
 
 class ParquetScores:
-    """Columns id, those of the fields, and error; missing values are null.
+    """Columns id, fields and error; missing values are null.
 
     Args:
         ids: kinds of the ids.
@@ -102,31 +103,24 @@ class ParquetScores:
     several = False
 
     def __init__(self, ids: IdKinds, columns: Columns):
-        for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
-            if kind in ids:
-                raise ValueError(
-                    f"id of row or line {ids[kind]}: a {kind}, which Parquet has no column for; write .jsonl"
-                )
-        if len(ids) > 1:
-            where = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
-            raise ValueError(f"ids: {where}, but a Parquet column holds one kind; write .jsonl")
+        require_one_kind(ids, "Parquet")
         self._columns, self._schema = columns, schema_of("whole number" in ids, columns)
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return rows as a Parquet file of their own."""
+        """Return rows as a Parquet file."""
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(rows, self._schema, self._columns), sink)
         return sink.getvalue().to_pybytes()
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the rows of all parts to one Parquet file, in the order of the input."""
+        """Write the rows of all parts in the order of the input."""
         with pq.ParquetWriter(file, self._schema) as writer:
             gathered: list[pa.Table] = []
             for table in _tables(parts):
                 gathered.append(table)
                 if (
-                    sum(one.num_rows for one in gathered) >= MAX_GROUP_ROWS
-                    or sum(one.nbytes for one in gathered) >= MAX_GROUP_BYTES
+                    sum(table.num_rows for table in gathered) >= MAX_GROUP_ROWS
+                    or sum(table.nbytes for table in gathered) >= MAX_GROUP_BYTES
                 ):
                     _write_group(writer, gathered)
                     gathered = []
@@ -135,15 +129,15 @@ class ParquetScores:
 
 
 def _tables(parts: Iterable[SortedParts]) -> Iterator[pa.Table]:
-    """Yield the rows of all parts in their order, a part or a piece of a sort window at a time."""
+    """Yield tables of the rows of all parts in order."""
     for contents, order in parts:
-        tables = (pq.read_table(pa.BufferReader(one())) for one in contents)
+        tables = (pq.read_table(pa.BufferReader(content())) for content in contents)
         if order is None:
             yield from tables
             continue
-        whole, places = pa.concat_tables(tables), np.argsort(order)
+        unsorted, places = pa.concat_tables(tables), np.argsort(order)
         for first in range(0, places.size, BATCH_ROWS):
-            yield whole.take(places[first : first + BATCH_ROWS])
+            yield unsorted.take(places[first : first + BATCH_ROWS])
 
 
 def _write_group(writer: pq.ParquetWriter, tables: list[pa.Table]) -> None:

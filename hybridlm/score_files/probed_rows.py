@@ -1,4 +1,4 @@
-"""Rows of a file that are scored with reads and changes inside the model."""
+"""Reads and changes inside the model for the rows of a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hybridlm.score_files.rows import Columns
 from hybridlm.scoring.items import ScoredIds
 
 MAX_CAPTURED_BYTES = 1 << 28
-"""Maximum bytes that the rows of a window read, if they have as many tokens as the context; one row may read more."""
+"""Maximum bytes of the reads of a window of rows as long as the context; a single row may read more."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class ProbedRows:
 
     Attributes:
         sites: of the model.
-        capture: the arrays that are read.
+        capture: the arrays to read.
         positions: "last" or "all".
-        interventions: what is changed in all rows, or the name of the field that has it for each row.
+        interventions: changes in all rows, or the name of the field with the changes of each row.
     """
 
     sites: ProbeSites
@@ -42,17 +42,17 @@ class ProbedRows:
 
     @property
     def field(self) -> str | None:
-        """The field or column that has the interventions of each row; None for none."""
+        """Field or column with the interventions of each row; None without it."""
         return self.interventions if isinstance(self.interventions, str) else None
 
     @property
     def columns(self) -> Columns:
-        """The columns of what is read."""
+        """Columns of the reads."""
         return {"positions": "ids", **dict.fromkeys(self._arrays(), "floats")} if self.capture.captures else {}
 
     @property
     def most_rows(self) -> int | None:
-        """Maximum number of rows of a window; None where nothing is read."""
+        """Maximum number of rows of a window; None without reads."""
         if not self.capture.captures:
             return None
         numbers = sum(self._arrays().values())
@@ -61,24 +61,24 @@ class ProbedRows:
 
     @property
     def origin(self) -> dict[str, str | int]:
-        """Everything that the bytes of the output depend on, but the rows."""
+        """Settings that the bytes of the output depend on."""
         reads = {"reads": f"{', '.join(self._arrays())} at {self.positions}"} if self.capture.captures else {}
         changes = f"field {self.interventions}" if isinstance(self.interventions, str) else digest(self.interventions)
         return {**reads, "interventions": changes}
 
     def _arrays(self) -> dict[str, int]:
-        """Return the names of what is read, and how many numbers each has at a position."""
+        """Return the names of the reads, and their count of numbers at a position."""
         hidden = {HIDDEN.format(i): self.sites.hidden for i in self.capture.hidden_states}
         return hidden | {
             site.name: int(np.prod(site.shape)) for site in self.sites.states.values() if self.capture.states
         }
 
-    def probes(self, texts: Sequence[ScoredIds], given: Any, where: str) -> list[Probe | None]:
-        """Return what is read and changed in the texts of a row.
+    def probes(self, texts: Sequence[ScoredIds], field: Any, where: str) -> list[Probe | None]:
+        """Return the reads and changes in the texts of a row.
 
         Args:
             texts: one for each completion.
-            given: value of the row's field of interventions.
+            field: value of the row's field of interventions.
             where: name of the text in messages.
 
         Raises:
@@ -87,10 +87,10 @@ class ProbedRows:
         if self.capture.captures and len(texts) != 1:
             raise ValueError(f"{where}: expected one completion with hidden_states or states, got {len(texts)}")
         name = self.field or "interventions"
-        changes = self.interventions if isinstance(self.interventions, list) else read_interventions(given, name)
-        found = []
+        changes = self.interventions if isinstance(self.interventions, list) else read_interventions(field, name)
+        probes: list[Probe | None] = []
         for text in texts:
             span = range(text.prompt, len(text.token_ids))
             runs = runs_of(self.positions, span, 0, "positions") if self.capture.captures else ()
-            found.append(self.sites.probe(self.capture, runs, changes, span.stop, name))
-        return found
+            probes.append(self.sites.probe(self.capture, runs, changes, span.stop, name))
+        return probes

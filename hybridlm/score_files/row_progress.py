@@ -1,4 +1,4 @@
-"""Progress over a file of texts: the share of its bytes, and within a part the share of its tokens."""
+"""Progress over a file of texts, by bytes, and within a part by tokens."""
 
 import threading
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class Amount(NamedTuple):
 
 
 class RowProgress:
-    """Progress over the rows of a file; without a bar or lines the methods show nothing.
+    """Progress over the rows of a file, as a bar, as lines, or hidden.
 
     Long and short rows count by their bytes. Within a part progress follows the computed tokens: as a share of the
     part's tokens, or, where their number is not known, by the tokens for each byte in the parts before it.
@@ -55,7 +55,7 @@ class RowProgress:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
     def begin(self, total: Amount, kept: Amount) -> None:
-        """Begin the rows of a file, some of which an earlier run has done."""
+        """Begin the rows of a file, with the rows of an earlier run."""
         self._done, self._kept, self._total = kept, kept, total
         self._rate.begin()
         if self._lines is not None:
@@ -65,7 +65,7 @@ class RowProgress:
         self._show()
 
     def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:
-        """Begin the rows of a part; `tokens` returns the number of tokens that will be computed, 0 while unknown."""
+        """Begin the rows of a part with `tokens()` tokens, 0 while unknown."""
         self._part, self._part_tokens, self._first = part, tokens, self._count()
 
     def end_part(self) -> None:
@@ -86,7 +86,7 @@ class RowProgress:
 
     @property
     def done(self) -> int:
-        """Bytes of text that are done, in a part estimated from its computed tokens and less than all of it."""
+        """Finished bytes of text, within a part an estimate from its computed tokens."""
         total = self._part_tokens()
         size, tokens = (self._part.size, total) if total else (self._bytes, self._tokens)
         if not self._part.size or not tokens:
@@ -95,17 +95,17 @@ class RowProgress:
         return self._done.size + min(estimate, self._part.size - 1)
 
     def _show(self) -> None:
-        done = self.done
+        size = self.done
         if self._lines is not None:
-            self._lines.advance(done, self._total.size, self._kept.size)
+            self._lines.advance(size, self._total.size, self._kept.size)
         if self._bar is not None and self._task is not None and self._total.rows:
-            rows, left = f"{self._done.rows:,} rows", f"{self._total.rows - self._done.rows:,} left"
-            self._bar.update(self._task, completed=done, rate=str(self._rate), rows=rows, left=left)
+            rows, rest = f"{self._done.rows:,} rows", f"{self._total.rows - self._done.rows:,} left"
+            self._bar.update(self._task, completed=size, rate=str(self._rate), rows=rows, left=rest)
 
 
 @contextmanager
 def score_progress(show: FileProgress, verb: str, tokens: Tokens) -> Iterator[RowProgress]:
-    """Show a bar of the share that is done, rows, tokens per second and the time left, or lines."""
+    """Show a bar with share, rows, speed and remaining time, or lines."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

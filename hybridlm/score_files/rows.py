@@ -1,13 +1,15 @@
-"""Rows of texts and of scores, and the interfaces of files that hold them."""
+"""Rows of texts and of scores, and the interfaces of their files."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from hybridlm.files.json_lines import Id
+from hybridlm.files.json_lines import Id, read_id
 from hybridlm.files.parts import Contents
+from hybridlm.scoring.items import FORMS, MASK, form_of
 
 
 class Mark(NamedTuple):
@@ -26,11 +28,11 @@ START = Mark(0, 0)
 
 
 class RowFields(NamedTuple):
-    """Names of the fields or columns of rows beside those of texts; None where rows have none.
+    """Names of further fields or columns of rows; None for an absent field.
 
     Attributes:
-        chosen: with the chosen ids of each row.
-        interventions: with what is changed inside the model in each row.
+        chosen: chosen ids of each row.
+        interventions: changes inside the model in each row.
     """
 
     chosen: str | None = None
@@ -45,12 +47,12 @@ class InputRow(NamedTuple):
 
     Attributes:
         number: its number in messages; lines count from 1, rows of a table from 0.
-        id: None if it has none that can be read.
-        key: the field that holds its text, token ids, prompt or messages.
+        id: None without an id.
+        key: the field of its text, token ids, prompt or messages.
         item: the text or the token ids, or an object with the prompt or the messages, unchecked.
         size: approximate number of bytes, a function of its content.
-        fault: why it cannot be read; it has no item then.
-        chosen, interventions: its chosen ids and what is changed in it, unchecked; None for none.
+        fault: reason of a row without an item.
+        chosen, interventions: chosen ids and changes inside the model, unchecked; None without them.
     """
 
     number: int
@@ -64,24 +66,24 @@ class InputRow(NamedTuple):
 
     @property
     def has_prompt(self) -> bool:
-        """True if the row has a prompt or messages: only its last tokens are scored."""
+        """True for a prompt or messages: only the last tokens are scored."""
         return self.key in ("prompt", "messages")
 
     @property
     def several(self) -> bool:
-        """Whether the row has a list of completions."""
-        given = self.item.get("completion") if isinstance(self.item, dict) else None
-        return isinstance(given, list) and not all(isinstance(one, int) for one in given)
+        """True for a list of completions."""
+        completion = self.item.get("completion") if isinstance(self.item, dict) else None
+        return isinstance(completion, list) and not all(isinstance(token, int) for token in completion)
 
 
 Kind = Literal["floats", "ids", "ranks", "flags", "number", "count", "text", "float lists", "id lists", "object"]
 Columns = Mapping[str, Kind]
-"""Names of the fields of an output, and what each has: lists of numbers, of ids, of ranks or of booleans, one number,
-one whole number, one text, a list of numbers or ids for each token (`Lists`), any JSON. NaN and rank 0 become null."""
+"""Names and kinds of the fields of an output. "float lists" and "id lists" are `Lists`, "object" is any JSON. NaN and
+rank 0 become null."""
 
 
 class Lists(NamedTuple):
-    """A list for each token: entries `offsets[t]` to `offsets[t + 1]` are those of token t."""
+    """A list for each token: entries `offsets[t]` to `offsets[t + 1]` belong to token t."""
 
     entries: np.ndarray
     offsets: np.ndarray
@@ -91,10 +93,10 @@ class OutputRow(NamedTuple):
     """A row of the output: its fields, or its error.
 
     Attributes:
-        fields: field -> value; lists are arrays. Those that are none of the columns are written as JSON alone.
-        tokens: number of tokens that the fields are of.
-        shifted: number of completions that are scored from within the prompt.
-        generated: number of tokens that were generated.
+        fields: field -> value; lists are arrays. JSON lines have all fields, tables the columns.
+        tokens: number of tokens of its text.
+        shifted: number of completions scored from within the prompt.
+        generated: number of generated tokens.
     """
 
     id: Id
@@ -111,54 +113,140 @@ class TextSource:
     Attributes:
         path: the file that is read.
         unit: the word for a row in messages, "line" or "row".
+        id_name: field of the ids.
     """
 
     path: Path
     unit: str
+    id_name = "id"
 
     def rows(self, start: Mark) -> Iterator[tuple[InputRow, Mark]]:
-        """Yield the rows from a mark on, each with the mark behind it, in bounded memory."""
+        """Yield the rows from a mark on, and the mark behind each, in bounded memory."""
         raise NotImplementedError
-
-    def repeated(self, row: InputRow, first: int) -> str:
-        """Return the fault of a row with the id of an earlier row.
-
-        Args:
-            row: the later row.
-            first: number of the earlier row.
-        """
-        return f"id: is used twice, first in {self.unit} {first}; ids have to be distinct or absent"
 
     def close(self) -> None:
         """Delete temporary files."""
 
 
 SortedParts = tuple[Contents, np.ndarray | None]
-"""Parts of consecutive rows, and which of these rows is in each place of them; None if they are in order."""
+"""Parts of consecutive rows, and the number of the row in each place; None for rows in order."""
 
 
 class ScoreTarget(Protocol):
     """A format of scores. Its output is a function of the rows alone.
 
     Attributes:
-        several: whether a row can have several completions.
+        several: True if a row can have several completions.
     """
 
     several: bool
 
     def part(self, rows: list[OutputRow]) -> bytes:
-        """Return a part of the output, complete in itself."""
+        """Return a part of the output."""
         ...
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write the whole output.
 
         Args:
-            parts: all parts, those of a sort window together, of which a few are in memory at a time.
+            parts: all parts, grouped by sort window; a few are in memory at a time.
             file: the output.
         """
         ...
 
 
 IdKinds = dict[str, int]
-"""Kind of ids in a file ("string", "whole number", ...) -> number of the first row that has it."""
+"""Kind of ids in a file ("string", "whole number", ...) -> number of the first row with the kind."""
+
+
+def require_one_kind(ids: IdKinds, format: str) -> None:
+    """Raise ValueError for ids that one column of a format cannot hold."""
+    for kind in ("whole number beyond 64 bits", "string that UTF-8 cannot hold"):
+        if kind in ids:
+            place = f"id of row or line {ids[kind]}"
+            raise ValueError(f"{place}: a {kind}, which {format} has no column for; write .jsonl")
+    if len(ids) > 1:
+        places = " and ".join(f"a {kind} in row or line {number}" for kind, number in ids.items())
+        raise ValueError(f"ids: {places}, but a {format} column holds one kind; write .jsonl")
+
+
+COLUMNS = ("id", *FORMS, "completion", MASK)
+"""Columns of a table with a meaning for all tasks."""
+CHAT_FIELDS = ("tools", "chat_template_kwargs")
+"""Further fields of objects with messages."""
+TEXT_COLUMNS = ("id", "text", "prompt", "completion")
+"""Columns with texts in CSV; the others hold JSON."""
+
+
+def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[str]:
+    """Return the columns to read: some of `COLUMNS`, and the columns that the task names.
+
+    Args:
+        names: all columns of a table.
+        fields: columns with the chosen ids and the interventions of each row.
+
+    Raises:
+        ValueError: a column is missing or duplicate.
+    """
+    duplicate = sorted({name for name in COLUMNS if names.count(name) > 1})
+    if duplicate:
+        raise ValueError(f"column {duplicate[0]}: expected it once, found it {names.count(duplicate[0])} times")
+    columns = [name for name in COLUMNS if name in names and (name != MASK or "input_ids" in names)]
+    for option, name in {"token_ids": fields.chosen, "interventions": fields.interventions}.items():
+        if name is not None and (name in COLUMNS or names.count(name) != 1):
+            raise ValueError(f"{option}: expected the name of a column with them, {name!r} is none of {list(names)}")
+    if not set(columns) & set(FORMS):
+        raise ValueError(f"expected a column {' or '.join(FORMS)}, found {', '.join(names) or 'none'}")
+    if ("prompt" in columns) != ("completion" in columns):
+        raise ValueError(f"expected columns prompt and completion together, found {', '.join(names)}")
+    return [*columns, *(name for name in fields if name is not None)]
+
+
+@dataclass(frozen=True)
+class TextObjects:
+    """Reader of objects with a text, token ids, a prompt, messages, or a request.
+
+    Attributes:
+        fields: names of the fields with chosen ids and interventions.
+        request: fields of an object that is a request; None for texts.
+        id_name: field of the ids.
+    """
+
+    fields: RowFields = NO_FIELDS
+    request: tuple[str, ...] | None = None
+    id_name = "id"
+
+    def columns(self, names: Sequence[str]) -> dict[str, bool]:
+        """Return the columns of CSV to read, True for JSON; see `named_columns`."""
+        columns = named_columns(names, self.fields)
+        chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
+        return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
+
+    def row(self, number: int, value: dict[str, Any], size: int) -> InputRow:
+        """Return the row of an object, with a fault for a wrong object."""
+        id = None
+        try:
+            id = read_id(value)
+            for name, kind in (
+                (self.fields.chosen, "token ids, a list"),
+                (self.fields.interventions, "interventions, a list of objects"),
+            ):
+                if name is not None and name not in value:
+                    raise ValueError(f"{name}: expected {kind} or null; found no field")
+            key, item = self._item(value)
+        except ValueError as error:
+            return InputRow(number, id, "", None, size, str(error))
+        chosen, interventions = (None if name is None else value.get(name) for name in self.fields)
+        return InputRow(number, id, key, item, size, None, chosen, interventions)
+
+    def _item(self, value: dict[str, Any]) -> tuple[str, Any]:
+        if self.request is not None:
+            return "request", {name: value[name] for name in self.request if name in value}
+        form = form_of(value)
+        if form in ("prompt", "messages"):
+            names = (*FORMS, "completion", *CHAT_FIELDS)
+            return form, {name: value[name] for name in names if value.get(name) is not None}
+        kind, name = (str, "a string") if form == "text" else (list, "a list of token ids")
+        if not isinstance(value[form], kind):
+            raise ValueError(f"{form}: expected {name}, got {type(value[form]).__name__}")
+        return form, value[form]

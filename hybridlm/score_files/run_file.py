@@ -8,7 +8,6 @@ from typing import Any
 
 from hybridlm.files.parts import Origin, Parts, parts_of
 from hybridlm.score_files.formats import format_version, target_for
-from hybridlm.score_files.jsonl import JsonScores
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.order import Limits, SortWindow, in_windows, plan
 from hybridlm.score_files.row_progress import Amount, score_progress
@@ -18,11 +17,11 @@ from hybridlm.score_files.task import RowTask, run_rows
 from hybridlm.text_model import TokenCounts
 
 MAX_WINDOW_IDS = 1 << 24
-"""Ids reported about a window, if its tokens have a byte each; with many of them windows are shorter."""
+"""Maximum ids in the reports of a window with one byte for each token; more ids shorten windows."""
 MAX_SORT_IDS = 1 << 26
-"""Ids reported about a sort window; its rows are put back into their places together."""
+"""Maximum ids in the reports of a sort window; its rows are in memory when they return to their places."""
 
-SEVERAL = "expected one completion, a Parquet output has no column for a list of them; write .jsonl"
+SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
 """Fault of a row with several completions."""
 
 
@@ -52,16 +51,16 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         version = identity(source.path)
         surveyed = survey(input, source, limits, options.strict, bar.read, task.rows)
         columns: Columns = {**task.columns, **(task.prompt_columns if surveyed.prompts else {})}
-        target = (JsonScores if task.format else target_for(path))(surveyed.ids, columns)
+        target = target_for(path)(surveyed.ids, columns)
         parts.resume(_origin(task, path, surveyed, limits, options.shard), options.restart)
-        kept = sum(part.rows for part in parts.done)
+        earlier_rows = sum(part.rows for part in parts.done)
         if options.strict:
             _refuse(input, (part.error for part in parts.done))
         windows = surveyed.windows
         windows = windows[len(windows) * index // count : len(windows) * (index + 1) // count]
         try:
             total = Amount(sum(window.rows for window in windows), sum(window.size for window in windows))
-            bar.begin(total, Amount(kept, sum(part.size for part in parts.done)))
+            bar.begin(total, Amount(earlier_rows, sum(part.size for part in parts.done)))
             order, number = list[SortWindow](), 0
             for sort, rows_of_parts in () if parts.joined else plan(source, windows, limits):
                 order.append(sort)
@@ -90,7 +89,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         except BaseException as error:
             parts.note(error, task.rows)
             raise
-        return task.report(path, parts, kept)
+        return task.report(path, parts, earlier_rows)
 
 
 def _limits(task: RowTask, options: FileOptions) -> Limits:
@@ -101,7 +100,7 @@ def _limits(task: RowTask, options: FileOptions) -> Limits:
 
 
 def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard: str | None) -> Origin:
-    """Return everything that the bytes of the output depend on."""
+    """Return everything that determines the bytes of the output."""
     return {
         "input": f"sha256 {surveyed.sha256}",
         **task.origin,
@@ -109,7 +108,7 @@ def _origin(task: RowTask, output: Path, surveyed: Survey, limits: Limits, shard
         "sort window": f"{limits.sorted} bytes",
         # Parts of another format have an entry for a shard only.
         **({"shard": shard or "none"} if shard or task.format is None else {}),
-        "output": task.format or format_version(output),
+        "output": format_version(output) if task.format is None else f"{task.format} in {format_version(output)}",
     }
 
 

@@ -1,4 +1,4 @@
-"""Columns of scores: log-probabilities, and what was asked about the distributions."""
+"""Columns of scores: log-probabilities and answers about the distributions."""
 
 from typing import Any
 
@@ -26,16 +26,16 @@ likely ids are 1, 2, 3, ..."""
 
 
 def score_columns(settings: DistributionSettings) -> Columns:
-    """Return the columns of scores, with those for what was asked about the distributions."""
+    """Return the columns of scores and of answers about the distributions."""
     if not settings.given:
         return SCORES
-    asked = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
-    more: Columns = {name: DISTRIBUTIONS[name] for name in DISTRIBUTIONS if asked.get(name.partition("_")[0], True)}
-    return {**SCORES, **more}
+    groups = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
+    names = [name for name in DISTRIBUTIONS if groups.get(name.partition("_")[0], True)]
+    return {**SCORES, **{name: DISTRIBUTIONS[name] for name in names}}
 
 
 def score_fields(score: Score) -> dict[str, Any]:
-    """Return the columns that a score has a value for; of what was read inside the model all positions in a row."""
+    """Return the columns of a score with a value; reads inside the model are flat."""
     fields: dict[str, Any] = {}
     if score.prefix_tokens:
         fields = {"prompt_tokens": score.prefix_tokens, "boundary_shift": score.boundary_shift}

@@ -1,4 +1,4 @@
-"""First pass over a file, before scoring: its hash, its windows of rows, and duplicate ids."""
+"""First pass over a file: its hash, its windows of rows, and duplicate ids."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from hybridlm.files.json_lines import Id
 from hybridlm.score_files.rows import START, IdKinds, Mark, TextSource
 
 MAX_WINDOW_BYTES = 1 << 20
-"""Size at which a window ends; bounds the work that a kill can lose."""
+"""Size at which a window ends; bounds the loss of a kill."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Limits:
 
     Attributes:
         rows: maximum rows of a part.
-        bytes: size at which a part ends; a common beginning counts once.
+        bytes: size at which a part ends; common beginnings count once.
         sorted: size at which a sort window ends; 0 sorts nothing.
     """
 
@@ -53,7 +53,7 @@ class Survey:
     Attributes:
         sha256: of all its bytes.
         windows: in order; they cover all rows.
-        repeated: number of a row with the id of an earlier row -> its fault.
+        repeated: number of a row with a repeated id -> its fault.
         ids: kinds of the ids.
         prompts: True if a row has a prompt or messages.
     """
@@ -77,7 +77,7 @@ def survey(
         source: the file.
         limits: sizes at which a window ends.
         strict: raise at the first row with a fault.
-        report: called now and then with the number of rows read so far.
+        report: called at the end of a window with the number of rows so far.
         rows: plural word for rows in messages.
 
     Raises:
@@ -121,7 +121,7 @@ def _encodable(text: str) -> bool:
 
 
 def _twice(hashes: "array[int]") -> set[int]:
-    """Return the values that occur more than once."""
+    """Return the repeated values."""
     if len(hashes) < 2:
         return set()
     values = np.frombuffer(hashes, np.int64)
@@ -130,16 +130,19 @@ def _twice(hashes: "array[int]") -> set[int]:
 
 
 def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
-    """Return the faults of repeated ids by row; only ids with these hashes are compared."""
+    """Return the faults of repeated ids by row, among ids with these hashes."""
     first: dict[Id, int] = {}
     repeated = dict[int, str]()
     for row, _ in source.rows(START) if hashes else ():
         if row.id is not None and hash(row.id) in hashes and first.setdefault(row.id, row.number) != row.number:
-            repeated[row.number] = source.repeated(row, first[row.id])
+            place = f"{source.unit} {first[row.id]}"
+            repeated[row.number] = (
+                f"{source.id_name}: is used twice, first in {place}; ids have to be distinct or absent"
+            )
     return repeated
 
 
 def identity(path: Path) -> tuple[int, ...]:
-    """Return a value that changes when a file is replaced or written to."""
+    """Return a value that changes with the content of a file."""
     status = os.stat(path)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Tasks: work for each row of a file, and the rows of a part computed in one call."""
+"""Tasks on rows: work for each row, and one call for a part."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,9 @@ class RowValues(NamedTuple):
 
     Attributes:
         fields: field -> value.
-        tokens: number of tokens that they are of.
-        wrong: index of the first token with NaN or infinity; the fields have no meaning then.
-        shifted: number of completions that are scored from within the prompt.
+        tokens: number of tokens of the text.
+        wrong: index of the first token with NaN or infinity; such fields have no meaning.
+        shifted: number of completions scored from within the prompt.
     """
 
     fields: Mapping[str, Any]
@@ -50,26 +50,26 @@ def output_row(row: InputRow, name: str | None, result: RowValues | str) -> Outp
 
 @dataclass(frozen=True, kw_only=True)
 class RowTask:
-    """A task with its model: everything that a run over rows needs.
+    """A task with its model, for a run over rows.
 
     Attributes:
         columns: fields of the output.
         read: row of the input -> work; raises ValueError or TypeError for a wrong row.
         run: works of several rows -> results of each, a function of their order and content.
-        origin: everything that the output depends on, except the input and the options of the run.
+        origin: everything that determines the output, except the input and the options of the run.
         prompt_columns: further fields, for an input with prompts or messages.
         request: fields of the input's objects if each is one request; None for texts and token ids.
-        row_fields: the fields or columns that rows have in addition to texts.
-        ids: number of ids that are reported about a position, at least 1: they are held until they are written.
+        row_fields: further fields or columns of the rows.
+        ids: number of reported ids for each position, at least 1; they are in memory until the part is written.
         most_rows: maximum number of rows of a window; None for no limit.
         window: default of the option.
         window_bytes: size at which a window ends; None for 1 MiB.
         counts: returns the tokens and places so far.
-        during: context in which a part is computed.
+        during: context of the computation of a part.
         check: (input, output, options) -> path of the output; checks that need no model.
         open: (input, names of fields, fields of requests) -> rows of the input.
         output: (row, its name, result or fault) -> row of the output.
-        format: version of the output's rows, JSON lines of another form; None for the format of the output's name.
+        format: version of the output's rows; None for rows of scores.
         rows: plural word for rows in messages.
         verb: word for progress.
         report: (output, parts, rows of an earlier run) -> result of the run.
@@ -125,7 +125,7 @@ def text_task(
         model: computes the values.
         columns, run: as for `RowTask`.
         encode: (text, token ids or object, name in messages) -> work.
-        origin: settings that the output depends on in addition to the model.
+        origin: settings that determine the output, without the model.
         **others: other fields of `RowTask`.
     """
     return RowTask(
@@ -140,7 +140,7 @@ def text_task(
 
 
 def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[OutputRow]:
-    """Return the rows of the output, in order; a wrong row gets its error.
+    """Return the rows of the output, in order, with the error of each wrong row.
 
     Args:
         task: computes all rows in one call.

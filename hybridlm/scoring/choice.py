@@ -1,4 +1,4 @@
-"""Multiple choice: the likelihood of several continuations of one context."""
+"""Multiple choice: likelihoods of several continuations of one context."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Choice:
     @property
     def sums(self) -> list[float]:
         """Log-likelihood of each option, summed in float64."""
-        return [float(np.sum(one, dtype=np.float64)) for one in self.logprobs]
+        return [float(np.sum(logprobs, dtype=np.float64)) for logprobs in self.logprobs]
 
     @property
     def per_token(self) -> list[float]:
@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def per_byte(self) -> list[float]:
-        """Log-likelihood of each option over the bytes of its text in UTF-8, as it was given.
+        """Log-likelihood of each option over the bytes of its text in UTF-8.
 
         Raises:
             ValueError: options are token ids or an empty text, which have no bytes.

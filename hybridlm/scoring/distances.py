@@ -15,17 +15,17 @@ class Divergence:
 
     Entries `offsets[i]` to `offsets[i + 1]` belong to text i.
 
-    An entry is about the distribution in the place of one token, over the whole vocabulary. Nothing predicts the first
-    token of a text: its numbers are nan, and its `same_top` False.
+    An entry compares the distributions over the whole vocabulary at one token. Nothing predicts the first token of a
+    text: its numbers are nan, and its `same_top` is False.
 
     Attributes:
         token_ids: int32 [E], the tokens of all texts.
-        kl: float32 [E], KL(P || Q) in nats, where P is this model's distribution and Q the other one's.
+        kl: float32 [E], KL(P || Q) in nats, where P is this model's distribution, Q the other model's.
         reverse_kl: float32 [E], KL(Q || P) in nats.
         js: float32 [E], Jensen-Shannon divergence in nats, at most log 2.
         same_top: bool [E], whether both have the same most likely token.
         offsets: int64 [texts + 1].
-        certificate: of the step that compared them; None if nothing was compared.
+        certificate: of the comparing step; None without a step.
     """
 
     token_ids: np.ndarray

@@ -1,4 +1,4 @@
-"""Questions to `score` about the distribution of each position: chosen ids, most likely ids, ranks, entropy."""
+"""Questions about the distribution of each position: chosen ids, most likely ids, ranks, entropy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ class TextQuestion:
     """Positions and ids of one text to report on.
 
     Attributes:
-        first: index of the first token to report on, counted from the beginning of what the model reads.
+        first: index of the first token to report on, among all tokens that the model reads.
         ids: int32 [C], the same for every token from `first` on; or one such array for each of them.
     """
 
@@ -26,22 +26,22 @@ class TextQuestion:
     ids: np.ndarray | list[np.ndarray]
 
     def at(self, token: int) -> np.ndarray:
-        """Return the chosen ids of one token's place."""
+        """Return the chosen ids of a token."""
         return self.ids if isinstance(self.ids, np.ndarray) else self.ids[token - self.first]
 
     @property
-    def most(self) -> int:
-        """Maximum number of chosen ids of a place."""
+    def width(self) -> int:
+        """Maximum number of chosen ids of a token."""
         return len(self.ids) if isinstance(self.ids, np.ndarray) else max(map(len, self.ids), default=0)
 
     def key(self, begin: int, end: int) -> tuple[Any, ...] | None:
-        """Return what is asked about tokens `begin` to `end`; None for nothing."""
+        """Return a value that is equal for equal questions about tokens `begin` to `end`; None without a question."""
         if end <= self.first:
             return None
-        asked = range(max(begin, self.first), end)
+        tokens = range(max(begin, self.first), end)
         if isinstance(self.ids, np.ndarray):
-            return (asked.start, self.ids.tobytes())
-        return (asked.start, *(self.at(token).tobytes() for token in asked))
+            return (tokens.start, self.ids.tobytes())
+        return (tokens.start, *(self.at(token).tobytes() for token in tokens))
 
     def fill(self, operand: np.ndarray, begin: int) -> None:
         """Write the chosen ids of tokens from `begin` on into an operand, int32 [count, C]."""
@@ -56,7 +56,7 @@ class Question:
 
     Attributes:
         top: number of most likely tokens to report at each position.
-        width: chosen ids of a position in a step, those of the longest list rounded up.
+        width: chosen ids of a position in a step: the length of the longest list, rounded up.
         temperature: divides the logits.
         entropy: whether to report it.
         chosen: whether ids were chosen.
@@ -71,7 +71,7 @@ class Question:
     texts: list[TextQuestion]
 
     def key(self, text: int, begin: int, end: int) -> tuple[Any, ...] | None:
-        """Return the question about tokens `begin` to `end` of a text; None for none."""
+        """Return the key of a text's question; see `TextQuestion.key`."""
         return self.texts[text].key(begin, end)
 
 
@@ -99,28 +99,30 @@ class DistributionSettings:
 
     @property
     def given(self) -> bool:
-        """Whether anything is asked."""
+        """Whether a score has more than log-probabilities."""
         return self.token_ids is not None or self.top != 0 or self.temperature != 1.0 or bool(self.entropy)
 
     def check(self, vocab_size: int) -> None:
-        """Check what does not depend on the texts.
+        """Check the settings that do not depend on texts.
 
         Raises:
             TypeError, ValueError: a setting is wrong, or `start` has nothing to begin.
         """
-        most = min(vocab_size, MAX_IDS)
-        if not is_whole(self.top) or not 0 <= self.top <= most:
-            raise ValueError(f"top: expected 0..{most}, got {self.top!r}")
+        limit = min(vocab_size, MAX_IDS)
+        if not is_whole(self.top) or not 0 <= self.top <= limit:
+            raise ValueError(f"top: expected 0..{limit}, got {self.top!r}")
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
             raise TypeError(f"temperature: expected a number, got {self.temperature!r}")
-        # What float32 rounds to 0 or infinity is none either.
+        # float32 rounds other numbers to 0 or infinity.
         if not 1e-30 <= self.temperature <= 1e30:
             raise ValueError(f"temperature: expected a number from 1e-30 to 1e30, got {self.temperature!r}")
         if self.start is not None and not self.given:
             raise ValueError("start: expected token_ids, top, entropy or temperature with it, got none of them")
 
     def of_file(self, vocab_size: int) -> "DistributionSettings":
-        """Return the settings for rows of a file, checked: `token_ids` are ids for all rows, or the name of a field.
+        """Return the checked settings for rows of a file.
+
+        `token_ids` are ids for all rows, or the name of a field.
 
         Raises:
             TypeError, ValueError: a setting is wrong.
@@ -133,10 +135,10 @@ class DistributionSettings:
         return replace(self, token_ids=tuple(ids_of(self.token_ids, "token_ids", vocab_size).tolist()))
 
     def question(self, texts: Sequence[ScoredIds], vocab_size: int) -> Question:
-        """Return what is asked about texts.
+        """Return the questions about texts.
 
         Args:
-            texts: token ids; positions count from behind the prompt of each.
+            texts: token ids; positions count from the end of each prompt.
             vocab_size: ids are below it.
 
         Raises:
@@ -146,84 +148,74 @@ class DistributionSettings:
         starts = self.start if isinstance(self.start, list | tuple | np.ndarray) else [self.start] * len(texts)
         if len(starts) != len(texts):
             raise ValueError(f"start: expected a number, or one for each of {len(texts)} scores, got {len(starts)}")
-        given = self.token_ids
-        if given is None or _flat(given):
-            common = ids_of([] if given is None else given, "token_ids", vocab_size)
-            asked = [about(text, start, common, "", vocab_size) for text, start in zip(texts, starts, strict=True)]
+        ids = self.token_ids
+        if ids is None or _flat(ids):
+            common = ids_of([] if ids is None else ids, "token_ids", vocab_size)
+            lists, names = [common] * len(texts), [""] * len(texts)
+        elif not isinstance(ids, list | tuple | np.ndarray) or len(ids) != len(texts):
+            got = len(ids) if hasattr(ids, "__len__") else type(ids)
+            raise ValueError(f"token_ids: expected a list of ids, or one for each of {len(texts)} scores, got {got}")
         else:
-            if not isinstance(given, list | tuple | np.ndarray) or len(given) != len(texts):
-                found = type(given) if not hasattr(given, "__len__") else len(given)
-                raise ValueError(
-                    f"token_ids: expected a list of ids, or one for each of {len(texts)} scores, got {found}"
-                )
-            asked = [
-                about(text, start, one, f"token_ids[{i}]", vocab_size)
-                for i, (one, text, start) in enumerate(zip(given, texts, starts, strict=True))
+            lists, names = ids, [f"token_ids[{i}]" for i in range(len(texts))]
+        return self.together(
+            [
+                about(text, start, text_ids, name, vocab_size)
+                for text, start, text_ids, name in zip(texts, starts, lists, names, strict=True)
             ]
-        return self.together(asked)
+        )
 
-    def together(self, asked: Sequence[TextQuestion]) -> Question:
-        """Return what is asked about all texts of a call, given what is asked about each."""
-        longest = max((one.most for one in asked), default=0)
+    def together(self, questions: Sequence[TextQuestion]) -> Question:
+        """Return the questions about all texts of a call from the question about each text."""
+        longest = max((question.width for question in questions), default=0)
         # Few programs for many lengths.
         width = 1 << (longest - 1).bit_length() if longest else 0
         chosen = self.token_ids is not None
-        return Question(self.top, width, float(self.temperature), bool(self.entropy), chosen, list(asked))
+        return Question(self.top, width, float(self.temperature), bool(self.entropy), chosen, list(questions))
 
 
 NOTHING_ASKED = DistributionSettings()
 
 
-def about(text: ScoredIds, start: Any, given: Any, where: str, vocab_size: int) -> TextQuestion:
-    """Return what is asked about one text.
+def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) -> TextQuestion:
+    """Return the question about one text.
 
     Args:
         text: its token ids.
         start: first token to report on, behind its prompt; None for the first with a prediction.
-        given: its ids, one list or one for each position.
-        where: their name in messages.
+        ids: its ids, one list or one for each position.
+        where: name of the ids in messages.
         vocab_size: ids are below it.
 
     Raises:
-        TypeError, ValueError: one of them does not fit the text.
+        TypeError, ValueError: `start` or the ids do not fit the text.
     """
-    first = _first(start, text)
-    return TextQuestion(first, chosen_ids(given, where, len(text.token_ids) - first, vocab_size))
+    length = len(text.token_ids) - text.prompt
+    start = 0 if start is None else start
+    if not is_whole(start) or not 0 <= start <= length:
+        raise ValueError(f"start: expected 0..{length} for a text of {length} tokens, got {start!r}")
+    first = max(text.prompt + int(start), 1)  # nothing predicts the first token
+    return TextQuestion(first, _chosen_ids(ids, where, max(len(text.token_ids) - first, 0), vocab_size))
 
 
-def _first(start: Any, text: ScoredIds) -> int:
-    """Return the index of the first token to report on, of all that the model reads."""
-    own = len(text.token_ids) - text.prompt
-    if start is None:
-        start = 0
-    if not is_whole(start) or not 0 <= start <= own:
-        raise ValueError(f"start: expected 0..{own} for a text of {own} tokens, got {start!r}")
-    return max(text.prompt + int(start), 1)  # nothing predicts the first token
-
-
-def chosen_ids(given: Any, where: str, positions: int, vocab_size: int) -> np.ndarray | list[np.ndarray]:
-    """Return the chosen ids of one text: a list of ids, or one for each position.
-
-    Raises:
-        TypeError, ValueError: no ids of the vocabulary, or lists for another number of positions.
-    """
-    if _flat(given):
-        return ids_of(given, where, vocab_size)
-    if not isinstance(given, list | tuple | np.ndarray):
-        raise TypeError(f"{where}: expected ids, or a list of ids for each position, got {type(given)}")
-    if len(given) != max(positions, 0):
+def _chosen_ids(ids: Any, where: str, positions: int, vocab_size: int) -> np.ndarray | list[np.ndarray]:
+    """Return the chosen ids of one text: a list of ids, or one for each position."""
+    if _flat(ids):
+        return ids_of(ids, where, vocab_size)
+    if not isinstance(ids, list | tuple | np.ndarray):
+        raise TypeError(f"{where}: expected ids, or a list of ids for each position, got {type(ids)}")
+    if len(ids) != positions:
         raise ValueError(
-            f"{where}: expected ids for each of {max(positions, 0)} positions (those with a prediction, from start "
-            f"on), got {len(given)} lists"
+            f"{where}: expected ids for each of {positions} positions (those with a prediction, from start on), got "
+            f"{len(ids)} lists"
         )
-    return [ids_of(one, f"{where}[{i}]", vocab_size) for i, one in enumerate(given)]
+    return [ids_of(position_ids, f"{where}[{i}]", vocab_size) for i, position_ids in enumerate(ids)]
 
 
-def ids_of(given: Any, where: str, vocab_size: int) -> np.ndarray:
-    """Return token ids as int32 [C]; raises TypeError or ValueError that names them."""
-    array = np.asarray(given)
+def ids_of(ids: Any, where: str, vocab_size: int) -> np.ndarray:
+    """Return token ids as int32 [C]; raise TypeError or ValueError with their name."""
+    array = np.asarray(ids)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
-        raise TypeError(f"{where}: expected a list of token ids, got {given!r}"[:300])
+        raise TypeError(f"{where}: expected a list of token ids, got {ids!r}"[:300])
     if len(array) > MAX_IDS:
         raise ValueError(f"{where}: expected at most {MAX_IDS:,} ids, got {len(array):,}")
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < vocab_size:
@@ -231,8 +223,8 @@ def ids_of(given: Any, where: str, vocab_size: int) -> np.ndarray:
     return array.astype(np.int32)
 
 
-def _flat(given: Any) -> bool:
-    """Whether it is one list of ids."""
-    if isinstance(given, np.ndarray):
-        return given.ndim == 1 and given.dtype != object
-    return isinstance(given, list | tuple) and all(is_whole(one) for one in given)
+def _flat(ids: Any) -> bool:
+    """Return True for one list of ids."""
+    if isinstance(ids, np.ndarray):
+        return ids.ndim == 1 and ids.dtype != object
+    return isinstance(ids, list | tuple) and all(map(is_whole, ids))

@@ -1,14 +1,11 @@
-"""Storage of finished texts, to continue an interrupted run."""
+"""Storage of finished texts for an interrupted run."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 import numpy as np
 
 from hybridlm.files.finished import FinishedTexts
-from hybridlm.scoring.text import QueuedText
-
-T = TypeVar("T", bound=QueuedText)
+from hybridlm.scoring.text import QueuedText, T
 
 
 class KeptTexts:

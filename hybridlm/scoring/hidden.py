@@ -1,4 +1,4 @@
-"""The final residual stream at some places of texts; a common beginning is prefilled once."""
+"""Final residual streams at some places of texts; common beginnings are prefilled once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.operands import StepInputs
 
 BEHIND = 0
-"""Token put behind every text: a queue leaves the last token of a text out, and here all of them are prefilled."""
+"""Token behind every text: a queue prefills all tokens but the last, and here every token has to be prefilled."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +36,27 @@ class Reading:
 
 @dataclass(eq=False)
 class ReadText(QueuedText):
-    """A text whose residual stream is read; its last token is `BEHIND` and not prefilled.
+    """A text with reads of its residual stream; `BEHIND` follows its tokens.
 
     Attributes:
-        question, asked: what is read of all texts and of this one.
-        vectors: float32 [place, hidden], of the places among its tokens.
-        total: float64 [hidden], the sum over all tokens if that is asked for.
+        question, query: places of all texts, and of this text.
+        vectors: float32 [place, hidden], at the places among its tokens.
+        total: float64 [hidden], the sum over all tokens if `summed`.
     """
 
     question: Reading = field(kw_only=True)
-    asked: tuple[int, ...] = field(kw_only=True)
+    query: tuple[int, ...] = field(kw_only=True)
     vectors: np.ndarray = field(init=False)
     total: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        self._places = [token for token in self.asked if token < len(self.tokens) - 1]
+        self._places = [token for token in self.query if token < len(self.tokens) - 1]
         self.vectors = np.zeros((len(self._places), self.question.size), np.float32)
         self.total = np.zeros(self.question.size)
         self._own_total_begun = False
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
-        """Store the residual stream, float32 [lane, token, hidden], of `count` tokens from `first - 1` on."""
+        """Store float32 [lane, token, hidden] of `count` tokens from `first - 1` on."""
         hidden, begin = outputs[lane, :count], first - 1
         self.check([hidden], begin)
         for i, token in enumerate(self._places):
@@ -66,7 +66,7 @@ class ReadText(QueuedText):
             if self.parent is not None and not self._own_total_begun:
                 # Its steps have been read: the sum goes on where the shared prefix ends.
                 self.total, self._own_total_begun = self.parent.total.copy(), True
-            for row in hidden:  # one after the other, however the text is cut into chunks
+            for row in hidden:  # in order, independent of the chunks
                 self.total = self.total + row
 
     def results(self) -> dict[str, np.ndarray]:
@@ -74,7 +74,7 @@ class ReadText(QueuedText):
         return {"vectors": self.vectors, "total": self.total}
 
     def finish(self) -> None:
-        """Copy what was read of the shared prefix; all steps have been read."""
+        """Copy the vectors of the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             self.vectors[: len(self.parent.vectors)] = self.parent.vectors
@@ -90,7 +90,7 @@ def read_hidden(
 ) -> list[ReadText]:
     """Return texts in order, with the residual stream after the final norm at some places.
 
-    Every vector is the one that the text has alone in steps of this shape.
+    A text has the same vectors alone, in steps of this shape.
 
     Args:
         engine: runs the steps.
@@ -107,5 +107,5 @@ def read_hidden(
     padded = {i: (*text, BEHIND) for i, text in enumerate(texts)}
     sent = {"texts": list(texts), "places": list(places), "size": size, "summed": summed, "full_lanes": full_lanes}
     with engine.decisions.command("read", **sent):
-        read = list(prefilled(engine, padded, step, ReadText, question=question, full_lanes=full_lanes))
+        read = list(prefilled([engine], padded, step, ReadText, question=question, full_lanes=full_lanes))
     return sorted(read, key=lambda text: text.index or 0)

@@ -1,4 +1,4 @@
-"""Items that can be scored: texts, prompts with completions, and chats whose last answer is scored."""
+"""Items to score: texts, prompts with completions, and chats with a last answer."""
 
 import os
 import reprlib
@@ -11,8 +11,10 @@ from hybridlm.requests.results import Score
 from hybridlm.requests.validation import located
 from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
 
-FORMS = ("text", "token_ids", "prompt", "messages")
-"""Fields of an object, one for each form of an item; a prompt has its `completion` beside it."""
+FORMS = ("text", "token_ids", "input_ids", "prompt", "messages")
+"""Fields of an object, one for each form of an item; `completion` belongs to `prompt`."""
+MASK = "attention_mask"
+"""Field of tokenizers for `input_ids`: 0 marks padding."""
 _SHORT = reprlib.Repr()
 """Texts and token ids in messages."""
 _SHORT.maxstring, _SHORT.maxlist = 100, 20
@@ -22,33 +24,31 @@ def own(score: Score, ids: ScoredIds) -> Score:
     """Return the scored part of a text's score."""
     if not (prompt := ids.prompt):
         return score
-    top = score.top_logprobs
-    return replace(
-        score,
-        token_ids=score.token_ids[prompt:],
-        logprobs=score.logprobs[prompt:],
-        greedy=score.greedy[prompt:],
-        top_logprobs=None if top is None else top[prompt:],
-        prefix_tokens=prompt,
-        boundary_shift=ids.shift,
-        ranks=None if score.ranks is None else score.ranks[prompt:],
-        entropy=None if score.entropy is None else score.entropy[prompt:],
-        top=None if score.top is None else score.top.after(prompt),
-        chosen=None if score.chosen is None else score.chosen.after(prompt),
-    )
+    names = ("token_ids", "logprobs", "greedy", "top_logprobs", "ranks", "entropy")
+    arrays = {name: array[prompt:] for name in names if (array := getattr(score, name)) is not None}
+    top, chosen = (part and part.after(prompt) for part in (score.top, score.chosen))
+    return replace(score, **arrays, prefix_tokens=prompt, boundary_shift=ids.shift, top=top, chosen=chosen)
 
 
 def form_of(fields: Mapping[str, Any]) -> str:
     """Return the form of an object's item; null fields do not count.
 
     Raises:
-        ValueError: none or several.
+        ValueError: no form or several, half of a pair, or `input_ids` with padding.
     """
     present = [name for name in FORMS if fields.get(name) is not None]
-    if len(present) != 1:
-        raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got {', '.join(present) or 'none of them'}")
+    if not present:
+        raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got none of them")
+    if len(present) > 1:
+        names = ", ".join(present)
+        raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got {names}; remove the others, or write null")
     if (present[0] == "prompt") != (fields.get("completion") is not None):
         raise ValueError("expected prompt and completion together, got one of them")
+    mask = fields.get(MASK)
+    if present[0] == "input_ids" and isinstance(mask, list | tuple) and 0 in mask:
+        raise ValueError(
+            f"{MASK}: expected 1 for every token, got 0 at {mask.index(0)}; write input_ids without padding"
+        )
     return present[0]
 
 
@@ -58,14 +58,14 @@ class ItemReader:
 
     Attributes:
         inputs: its limits.
-        prefix: returns the token that is put before a completion whose prompt is empty.
+        prefix: returns the token before a completion with an empty prompt.
     """
 
     inputs: Inputs
     prefix: Callable[[], int]
 
     def read(self, item: Any, where: str) -> list[ScoredIds]:
-        """Return the token ids of an item: one, or one for each completion of a prompt.
+        """Return the token ids of an item, for each completion of a prompt.
 
         Args:
             item: a text, token ids, or an object with `prompt` and `completion` or with `messages`.
@@ -83,19 +83,20 @@ class ItemReader:
             return [ScoredIds(self.inputs.encode(item[form], form))]
         completions = item["completion"]
         # A list of whole numbers is one completion, of token ids.
-        several = isinstance(completions, list | tuple) and not all(isinstance(one, int) for one in completions)
+        several = isinstance(completions, list | tuple) and not all(isinstance(token, int) for token in completions)
         if not several:
-            return [self._pair(item["prompt"], completions, "completion")]
-        return [self._pair(item["prompt"], one, f"completion[{i}]") for i, one in enumerate(completions)]
-
-    def _pair(self, prompt: Any, completion: Any, where: str) -> ScoredIds:
-        return read_pair(prompt, completion, "prompt", where, self.inputs, self.prefix)
+            return [read_pair(item["prompt"], completions, "prompt", "completion", self.inputs, self.prefix)]
+        names = [f"completion[{i}]" for i in range(len(completions))]
+        return [
+            read_pair(item["prompt"], completion, "prompt", name, self.inputs, self.prefix)
+            for completion, name in zip(completions, names, strict=True)
+        ]
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
         """Return the tokens of a chat, with its last answer scored up to the end token.
 
-        The prompt is the template's text of the earlier messages with a generation prompt. The template may write the
-        answer otherwise than behind that generation prompt, but not the earlier messages.
+        The prompt is the template's text of the earlier messages with a generation prompt. With the answer, the
+        template may replace that generation prompt, but it has to repeat the text of the earlier messages.
         """
         tokenizer, messages = self.inputs.tokenizer, fields["messages"]
         if tokenizer is None:
@@ -104,10 +105,10 @@ class ItemReader:
             raise TypeError(f"messages: expected a list of messages, got {type(messages)}")
         if messages[-1].get("role") != "assistant":
             raise ValueError(f"messages: expected the last one to be the assistant's, got {messages[-1].get('role')!r}")
-        given = fields.get("chat_template_kwargs") or {}
-        if not isinstance(given, Mapping):
-            raise TypeError(f"chat_template_kwargs: expected an object, got {type(given)}")
-        variables: dict[str, Any] = dict(given)
+        arguments = fields.get("chat_template_kwargs") or {}
+        if not isinstance(arguments, Mapping):
+            raise TypeError(f"chat_template_kwargs: expected an object, got {type(arguments)}")
+        variables: dict[str, Any] = dict(arguments)
         if fields.get("tools"):
             variables["tools"] = fields["tools"]
         start = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **variables)
@@ -144,7 +145,7 @@ def read_pair(
         TypeError, ValueError: one of them is wrong, the completion adds no token, or both do not fit the context.
     """
     if isinstance(prompt, str) != isinstance(completion, str):
-        raise TypeError(f"{where}: expected what the {prompt_name} is, text or token ids, got {type(completion)}")
+        raise TypeError(f"{where}: expected text or token ids like the {prompt_name}, got {type(completion)}")
     if isinstance(prompt, str):
         if inputs.tokenizer is None:
             raise ValueError(
@@ -177,24 +178,24 @@ def _difference(expected: str, got: str) -> str:
 
 
 def score_items(
-    reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], what: str
+    reader: ItemReader, score: Callable[[Sequence[ScoredIds]], list[Score]], items: Sequence[Any], name: str
 ) -> list[Score]:
-    """Return the scores of items, in order; a prompt with several completions has one for each.
+    """Return the scores of items, in order; each completion of a prompt has a score.
 
     A common beginning of items is computed once.
 
     Raises:
         TypeError, ValueError: an item is wrong; the message has its number.
     """
-    found: list[ScoredIds] = []
+    texts: list[ScoredIds] = []
     for i, item in enumerate(items):
-        where = f"{what}[{i}]"
+        where = f"{name}[{i}]"
         if not isinstance(item, Mapping):
-            found += reader.read(item, where)
+            texts += reader.read(item, where)
             continue
         try:
-            found += reader.read(item, "messages")
+            texts += reader.read(item, "messages")
         except (TypeError, ValueError) as error:
-            # Its field alone is named, as for rows of files.
+            # The reader names the field alone, as for rows of files.
             raise located(error, where) from error
-    return [own(one, ids) for one, ids in zip(score(found), found, strict=True)]
+    return [own(result, ids) for result, ids in zip(score(texts), texts, strict=True)]

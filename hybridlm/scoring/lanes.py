@@ -1,24 +1,25 @@
 """Lanes of the scorer: admission of texts, and the next step."""
 
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import StepReads
 from hybridlm.rows.pool import RowPool
-from hybridlm.scoring.text import QueuedText
+from hybridlm.scoring.text import QueuedText, T
 
-T = TypeVar("T", bound=QueuedText)
+Models = Sequence[tuple[Engine, RowPool]]
+"""Models in lockstep, each with its rows."""
 
 
 class TextPart(NamedTuple, Generic[T]):
     """Part of a text in one step.
 
     Attributes:
-        lane, text: where, and which.
-        first, count: tokens that are predicted: `count` from token `first` on, the one after the first prefilled one.
-        reads: values that it reads inside the model; None for none.
-        last: whether the text ends with it.
+        lane, text: the lane and its text.
+        first, count: `count` predicted tokens from token `first` on; the step begins with the token before `first`.
+        reads: reads inside the model; None without reads.
+        last: whether the text ends with this part.
     """
 
     lane: int
@@ -30,10 +31,10 @@ class TextPart(NamedTuple, Generic[T]):
 
 
 def widest_step(lanes: Sequence[T | None], widths: tuple[int, ...]) -> tuple[int, list[T | None]]:
-    """Return the width of the widest next step, and its texts by lane; the other lanes are idle.
+    """Return the width of the widest next step and its texts by lane; other lanes are idle.
 
     Args:
-        lanes: texts by lane, at least one.
+        lanes: texts by lane, at least one text.
         widths: of all steps, the widest first.
     """
     width = max(text.width(widths) for text in lanes if text is not None)
@@ -48,23 +49,28 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
     return all(text is None or text.width(widths) == widths[0] for text in lanes)
 
 
-def enter(engine: Engine, pool: RowPool, text: QueuedText) -> int:
-    """Give a row to a text, restore its state, and return its lane."""
-    text.slot = pool.acquire()
-    if text.start is not None:
-        text.consumed = engine.moves.restore(text.start, pool, text.slot, text.tokens, owner=text)
-    return pool.lanes([text.slot])[0]
+def enter(models: Models, text: QueuedText) -> int:
+    """Give a row of each model to a text, restore its state, and return its lane."""
+    lanes = set[int]()
+    for (engine, pool), copy in zip(models, text.copies, strict=True):
+        copy.slot = pool.acquire()
+        if copy.start is not None:
+            copy.consumed = engine.moves.restore(copy.start, pool, copy.slot, copy.tokens, owner=copy)
+        lanes.update(pool.lanes([copy.slot]))
+    (lane,) = lanes  # rows of all pools are taken and released in the same order
+    return lane
 
 
-def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
-    """Release the row of a finished text; keep the state after a shared prefix."""
-    if text.slot is None:
-        return
-    if text.index is None:
-        known = () if text.start is None else text.start.spans
-        text.snapshot = engine.moves.take(pool, text.slot, text.tokens[:-1], owner=text, known=known)
-        # Each restore adds the whole prefix to the statistic, but it was computed once.
-        engine.stats["prefix_tokens_saved"] -= text.consumed
-    pool.owner.release(text.slot)
-    text.slot = None
-    engine.forget(text)
+def leave(models: Models, text: QueuedText) -> None:
+    """Release the rows of a finished text; keep the states after a shared prefix."""
+    for (engine, pool), copy in zip(models, text.copies, strict=True):
+        if copy.slot is None:
+            continue
+        if copy.index is None:
+            spans = () if copy.start is None else copy.start.spans
+            copy.snapshot = engine.moves.take(pool, copy.slot, copy.tokens[:-1], owner=copy, known=spans)
+            # Each restore adds the whole prefix to the statistic, but it was computed once.
+            engine.stats["prefix_tokens_saved"] -= copy.consumed
+        pool.owner.release(copy.slot)
+        copy.slot = None
+        engine.forget(copy)

@@ -1,4 +1,4 @@
-"""Perplexity of a corpus, given as texts or as paths of text files, by named convention."""
+"""Perplexity of texts or text files, by named conventions."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -16,27 +16,27 @@ CONVENTIONS = ("rolling", "strided", "llama.cpp")
 
 
 class TextWindow(NamedTuple):
-    """Consecutive tokens of a text, of which the last `predicted` count."""
+    """Consecutive tokens of a text; the last `predicted` tokens count."""
 
     tokens: tuple[int, ...]
     predicted: int
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
-    """Return the token that is put before a text: the tokenizer's BOS, else its EOS, else the model's first EOS.
+    """Return the token before a text: the tokenizer's BOS, its EOS, or the model's first EOS.
 
     Raises:
-        ValueError: there is none of these.
+        ValueError: no such token.
     """
-    named = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
-    found = [token for token in (*named, *eos_token_ids) if token is not None]
-    if not found:
+    special = [] if tokenizer is None else [tokenizer.bos_token_id, tokenizer.eos_token_id]
+    token = next((token for token in (*special, *eos_token_ids) if token is not None), None)
+    if token is None:
         raise ValueError("the model names no BOS or EOS token that could be put before a text")
-    return found[0]
+    return token
 
 
 def first_token(tokenizer: Tokenizer | None) -> int | None:
-    """Return the token that a tokenizer puts before every text, or None."""
+    """Return the token that a tokenizer writes before every text, or None."""
     if tokenizer is None or tokenizer.bos_token_id is None:
         return None
     return tokenizer.bos_token_id if tokenizer.encode("")[:1] == [tokenizer.bos_token_id] else None
@@ -45,46 +45,46 @@ def first_token(tokenizer: Tokenizer | None) -> int | None:
 def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextWindow]:
     """Return windows that predict every token of a text once: lm_eval's `loglikelihood_rolling`.
 
-    A window predicts as many tokens as fit behind the last token of the previous window. The last window predicts what
-    is left and is filled up with the text before.
+    A window predicts as many tokens as fit behind the last token of the previous window. The last window predicts the
+    rest and begins with earlier tokens of the text.
 
     Args:
         tokens: the text.
         prefix: put before the first token.
-        size: most tokens of a window, at least 2; lm_eval's `max_length` is one less.
+        size: maximum number of tokens of a window, at least 2; lm_eval's `max_length` is one less.
     """
-    whole = (prefix, *tokens)
+    text = (prefix, *tokens)
     starts = range(0, len(tokens), size - 1)
-    ends = [min(start + size, len(whole)) for start in starts]
+    ends = [min(start + size, len(text)) for start in starts]
     return [
-        TextWindow(whole[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)
+        TextWindow(text[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)
     ]
 
 
 def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextWindow]:
-    """Return windows that begin `stride` tokens apart and count what the previous one has not: transformers' recipe.
+    """Return windows `stride` tokens apart for transformers' recipe: new tokens count.
 
-    The first token of a text is not predicted, nor that of a window that begins where the previous one ends.
+    The first token of a text has no prediction, nor has the first token of a window at the end of the previous one.
 
     Args:
         tokens: the text.
-        size: most tokens of a window, at least 2.
+        size: maximum number of tokens of a window, at least 2.
         stride: 1 to `size`; a shorter one gives each token more context.
     """
-    windows, done = [], 0
+    windows, last_end = [], 0
     for start in range(0, len(tokens), stride):
         end = min(start + size, len(tokens))
-        counted = min(end - done, end - start - 1)
+        counted = min(end - last_end, end - start - 1)
         if counted:
             windows.append(TextWindow(tuple(tokens[start:end]), counted))
-        done = end
+        last_end = end
         if end == len(tokens):
             break
     return windows
 
 
 def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> list[TextWindow]:
-    """Return adjacent windows of which the second half counts: llama.cpp's `llama-perplexity`.
+    """Return adjacent windows for llama.cpp's `llama-perplexity`: second halves count.
 
     Args:
         tokens: the text; a rest that does not fill a window is left out.
@@ -115,8 +115,8 @@ def windows_of(
         raise ValueError(f"convention: expected one of {', '.join(CONVENTIONS)}, got {convention!r}")
     size = context if window is None else window
     if not 2 <= size <= context:
-        what = "needs a context of at least 2 tokens" if window is None else f"window: expected 2..{context}"
-        raise ValueError(f"perplexity: {what}, got {size}; load with a larger context")
+        fault = "needs a context of at least 2 tokens" if window is None else f"window: expected 2..{context}"
+        raise ValueError(f"perplexity: {fault}, got {size}; load with a larger context")
     if stride is not None and convention != "strided":
         raise ValueError(f'stride: is an argument of convention="strided", got {stride} with {convention!r}')
     step = size // 2 if stride is None else stride
@@ -134,18 +134,18 @@ def windows_of(
 def corpus_perplexity(
     windows: Iterable[tuple[int, TextWindow]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
 ) -> float:
-    """Return exp of the mean negative log-probability of the tokens that count, summed in float64.
+    """Return exp of the mean negative log-probability of the counted tokens, summed in float64.
 
     Raises:
         ValueError: no token counts, or the result is beyond the range of a float.
         NumericalError: a log-probability is not finite.
     """
-    left, total, count = iter(windows), 0.0, 0
-    while part := list(islice(left, most)):
+    iterator, total, count = iter(windows), 0.0, 0
+    while part := list(islice(iterator, most)):
         scores = score([window.tokens for _, window in part])
         names = [f"texts[{text}], a window of {len(window.tokens)} tokens" for text, window in part]
-        for (_, window), one in zip(part, checked(scores, names.__getitem__), strict=True):
-            total += float(np.sum(one.logprobs[-window.predicted :], dtype=np.float64))
+        for (_, window), result in zip(part, checked(scores, names.__getitem__), strict=True):
+            total += float(np.sum(result.logprobs[-window.predicted :], dtype=np.float64))
             count += window.predicted
     if not count:
         raise ValueError("perplexity: the texts are too short; no token of them counts")
@@ -153,13 +153,13 @@ def corpus_perplexity(
     if result is None:
         raise ValueError(
             f"perplexity: exp of {-total / count:.6g} nats for each of {count:,} tokens is beyond the range of a "
-            "float; the texts are impossible for this model, check that they are its own kind of text"
+            "float; the texts are impossible for this model, check that it was trained on such texts"
         )
     return result
 
 
 def read_files(texts: Any) -> Any:
-    """Return the texts with each path replaced by the content of the file; a bare path is one text.
+    """Return texts with the content of a file in place of each path.
 
     Raises:
         OSError: a file cannot be read.
@@ -173,7 +173,7 @@ def read_files(texts: Any) -> Any:
 
 
 def _read(path: os.PathLike[str]) -> str:
-    # Line ends are part of the text, as they stand.
+    # Line ends are part of the text.
     data = Path(path).read_bytes()
     try:
         return data.decode("utf-8-sig")

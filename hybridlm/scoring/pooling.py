@@ -1,4 +1,4 @@
-"""Embeddings and classes of texts: the final residual stream of each text, pooled to one vector."""
+"""Embeddings and classes of texts from their final residual streams."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ POOLINGS: tuple[Pooling, ...] = ("last", "mean", "first")
 
 @dataclass(frozen=True)
 class Classification:
-    """Classes of texts, as a sequence-classification or reward head gives them.
+    """Classes of texts by a sequence-classification or reward head.
 
     Attributes:
         logits: float32 [texts, labels]; of a reward model the rewards, with one label.
@@ -31,7 +31,7 @@ class Classification:
         """Softmax of the logits over the labels, float64 [texts, labels].
 
         Raises:
-            ValueError: there is one label: its logit is a reward, or a value, and no probability.
+            ValueError: one label: its logit is a reward or a value, not a probability.
         """
         if len(self.labels) < 2:
             raise ValueError("probabilities: expected at least two labels, this head has one; use logits")
@@ -62,7 +62,7 @@ def pooled(
 ) -> Pooled:
     """Return a vector for each text: its residual stream after the final norm, pooled.
 
-    Every vector is the one that the text has alone in steps of this shape.
+    A text has the same vector alone, in steps of this shape.
 
     Args:
         engine: runs the steps.
@@ -75,13 +75,13 @@ def pooled(
     mean = pooling == "mean"
     places = [() if mean else (0 if pooling == "first" else len(text) - 1,) for text in texts]
     read = read_hidden(engine, texts, places, size, summed=mean, full_lanes=full_lanes)
-    found = np.zeros((len(texts), size), np.float32)
+    vectors = np.zeros((len(texts), size), np.float32)
     for i, text in enumerate(read):
         vector = text.total / len(texts[i]) if mean else text.vectors[0].astype(np.float64)
         # A vector of zeros has no direction.
         length = max(float(np.sqrt((vector * vector).sum())), 1e-12) if normalised else 1.0
-        found[i] = vector / length
-    return Pooled(found, {i: text.first_wrong for i, text in enumerate(read) if text.first_wrong is not None})
+        vectors[i] = vector / length
+    return Pooled(vectors, {i: text.first_wrong for i, text in enumerate(read) if text.first_wrong is not None})
 
 
 def check_pooling(pooling: object) -> None:
@@ -115,8 +115,8 @@ def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         vectors: float32 [texts, hidden].
     """
     wide = weight.astype(np.float64)
-    found = np.zeros((len(vectors), len(weight)), np.float32)
+    logits = np.zeros((len(vectors), len(weight)), np.float32)
     with np.errstate(all="ignore"):  # the caller checks the logits
-        for row, vector in zip(found, vectors.astype(np.float64), strict=True):
-            row[:] = (wide * vector).sum(axis=1)  # for each text by itself, so that none depends on the others
-    return found
+        for row, vector in zip(logits, vectors.astype(np.float64), strict=True):
+            row[:] = (wide * vector).sum(axis=1)  # one text at a time: equal bits beside any texts
+    return logits

@@ -1,6 +1,6 @@
-"""Log-probabilities of the prompts of requests (`prompt_logprobs`), computed by the scorer.
+"""Log-probabilities of the prompts of requests (`prompt_logprobs`), by the scorer.
 
-Prompts are read again for them, whatever the prefix cache holds: cached states have no log-probabilities.
+The scorer reads all prompts, also those in the prefix cache: cached states have no log-probabilities.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ def prompt_logprobs(engine: Engine, requests: Sequence[Request]) -> dict[int, Pr
     """
     results: dict[int, PromptLogprobs | int] = {}
     for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
-        own = [request for request in requests if request.params.prompt_logprobs == top]
-        prompts = list(dict.fromkeys(request.given for request in own))
-        scored = dict(zip(prompts, scores(engine, prompts, top), strict=True))
-        results |= {request.index: _entries(scored[request.given]) for request in own}
+        group = [request for request in requests if request.params.prompt_logprobs == top]
+        prompts = list(dict.fromkeys(request.given for request in group))
+        score_of = dict(zip(prompts, scores(engine, prompts, top), strict=True))
+        results |= {request.index: _entries(score_of[request.given]) for request in group}
     return results
 
 

@@ -1,35 +1,33 @@
 """Order of the texts of a call to `score`, with each common prefix prefilled once.
 
-`shared_prefixes` finds where texts begin alike; `ScoringQueue` says which text or prefix is scored next.
+`shared_prefixes` finds where texts begin alike; `ScoringQueue` has the next text or prefix.
 """
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.widths import text_widths
 from hybridlm.prefix_cache.radix_tree import RadixTree
 from hybridlm.requests.probes import Probe
-from hybridlm.scoring.text import QueuedText, ScoredText
-
-T = TypeVar("T", bound=QueuedText)
+from hybridlm.scoring.text import ScoredText, T
 
 
-class Asked(Protocol):
+class Questions(Protocol):
     """Questions about the texts of a call.
 
     Attributes:
-        texts: question about each of the texts, in their order.
+        texts: question about each text, in their order.
     """
 
     @property
     def texts(self) -> Sequence[Any]: ...
 
     def key(self, text: int, begin: int, end: int) -> Any:
-        """Return the question about tokens `begin` to `end` of a text, equal where texts share them."""
+        """Return the question about tokens `begin` to `end` of a text; shared tokens have equal questions."""
         ...
 
 
@@ -44,10 +42,10 @@ class ScoringQueue(Generic[T]):
         texts: token ids by the number of the text.
         prefix: a common beginning of all texts, prefilled by the caller.
         widths: widths of all steps, the widest first; shared prefixes are whole steps.
-        most: states that shared prefixes may hold, at least 2; 0 to prefill every text by itself.
-        question: what is asked about the texts, by their numbers; None for nothing.
+        most: maximum number of states that shared prefixes hold, at least 2; 0 to prefill every text alone.
+        question: questions about the texts, by their numbers; None without questions.
         make: class of the texts.
-        probes: what is read and changed in the texts, by their numbers; None for nothing.
+        probes: reads and changes in the texts, by their numbers; None without probes.
 
     Attributes:
         shares: whether any texts have a prefix in common.
@@ -59,39 +57,38 @@ class ScoringQueue(Generic[T]):
         prefix: Prefix | None,
         widths: tuple[int, ...],
         most: int,
-        question: Asked | None = None,
+        question: Questions | None = None,
         make: Callable[..., T] = ScoredText,
         probes: Sequence[Probe | None] | None = None,
     ):
         self._most, self._held = most, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
-        numbers, given = list(texts), list(texts.values())
+        numbers = list(texts)
         keys = None if question is None else [partial(question.key, i) for i in numbers]
-        found, of = shared_prefixes(given, widths, begin, keys) if most else ([], [None] * len(texts))
-        self.shares = bool(found)
-        prefix_of = dict(zip(texts, of, strict=True))
-        shared: list[T] = []
-        for one in found:
-            parent = None if one.parent is None else shared[one.parent]
-            about = None if question is None else question.texts[numbers[one.first]]
-            shared.append(make(None, one.tokens, prefix, parent, question=question, asked=about))
-        longest_first = sorted(texts, key=lambda i: -len(texts[i]))
-        waiting = list(shared)
-        for i in longest_first:
-            number = prefix_of[i]
-            parent = None if number is None else shared[number]
-            about = None if question is None else question.texts[i]
+        prefixes, places = [], [None] * len(texts)
+        if most:
+            prefixes, places = shared_prefixes(list(texts.values()), widths, begin, keys)
+        self.shares = bool(prefixes)
+        queries = dict.fromkeys(numbers) if question is None else {i: question.texts[i] for i in numbers}
+        waiting: list[T] = []
+        for shared in prefixes:
+            parent = None if shared.parent is None else waiting[shared.parent]
+            query = queries[numbers[shared.first]]
+            waiting.append(make(None, shared.tokens, prefix, parent, question=question, query=query))
+        place_of = dict(zip(texts, places, strict=True))
+        for i in sorted(texts, key=lambda i: -len(texts[i])):  # the longest first
+            parent = None if (place := place_of[i]) is None else waiting[place]
             probe = None if probes is None else probes[i]
-            waiting.append(make(i, texts[i], prefix, parent, question=question, asked=about, probe=probe))
+            waiting.append(make(i, texts[i], prefix, parent, question=question, query=queries[i], probe=probe))
         self._prefixes: deque[T] = deque()
         self._texts: deque[T] = deque()
-        for one in waiting:
-            if one.parent is not None:
-                one.parent.children.append(one)
-            elif one.index is None:
-                self._prefixes.append(one)
+        for text in waiting:
+            if text.parent is not None:
+                text.parent.children.append(text)
+            elif text.index is None:
+                self._prefixes.append(text)
             else:
-                self._texts.append(one)
+                self._texts.append(text)
         self._left = len(waiting)
 
     def __bool__(self) -> bool:
@@ -99,7 +96,7 @@ class ScoringQueue(Generic[T]):
         return self._left > 0
 
     def take(self) -> T | None:
-        """Return what begins next; None if everything waits for a prefix that is being prefilled."""
+        """Return the next text or prefix; None if all wait for prefixes in lanes."""
         if not (self._texts and self._texts[0].parent is not None) and self._prefixes:
             room = self._most - self._held - (self._prefixes[0].parent is None)
             if room > 0:
@@ -111,18 +108,19 @@ class ScoringQueue(Generic[T]):
         self._left -= 1
         return self._texts.popleft()
 
-    def begun(self, one: T) -> None:
-        """Release the state of its shared prefix if `one`, which has copied it, was the last to need it."""
-        if one.parent is not None:
-            one.parent.children.remove(one)
-            if not one.parent.children:
-                one.parent.snapshot = None
+    def begun(self, text: T) -> None:
+        """Release the state of a shared prefix after its last child, `text`, has copied it."""
+        if text.parent is not None:
+            text.parent.children.remove(text)
+            if not text.parent.children:
+                for copy in text.parent.copies:
+                    copy.snapshot = None
                 self._held -= 1
 
     def prefilled(self, shared: T) -> None:
-        """Let the texts and prefixes that continue a shared prefix begin: its state is there."""
-        self._texts.extendleft(one for one in reversed(shared.children) if one.index is not None)
-        self._prefixes.extendleft(one for one in reversed(shared.children) if one.index is None)
+        """Let the children of a shared prefix begin: its state exists."""
+        self._texts.extendleft(text for text in reversed(shared.children) if text.index is not None)
+        self._prefixes.extendleft(text for text in reversed(shared.children) if text.index is None)
 
 
 class SharedPrefix(NamedTuple):

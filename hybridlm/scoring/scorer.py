@@ -1,6 +1,6 @@
 """Scoring: log-probabilities of texts (prompt logprobs), prefilled in the rows of the prefill pool.
 
-The widths of a text's steps follow from its own number of tokens. Texts of about the same length share the lanes; the
+The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
 lanes with the widest next step run first, so that all lanes of a step are in use.
 """
 
@@ -20,10 +20,9 @@ from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.finished import KeptTexts
-from hybridlm.scoring.lanes import TextPart, enter, leave, may_begin, widest_step
-from hybridlm.scoring.queue import Asked, ScoringQueue, T
-from hybridlm.scoring.text import ScoredText
-from hybridlm.scoring.text_distributions import TextDistributions
+from hybridlm.scoring.lanes import Models, TextPart, enter, leave, may_begin, widest_step
+from hybridlm.scoring.queue import Questions, ScoringQueue
+from hybridlm.scoring.text import ScoredText, T
 from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
 
@@ -37,31 +36,30 @@ def scores(
     full_lanes: bool = False,
 ) -> list[Score]:
     """Return the scores of all texts in order, unchecked; arguments as for `score`."""
-    found: dict[int, Score] = {}
+    results: dict[int | None, Score] = {}
     arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
     with engine.decisions.command("score", **arguments):
-        for one in score(engine, texts, top, prefix, question, probing, full_lanes):
-            assert one.index is not None
-            tops = one.top_logprobs if top else None
-            captured = None if one.recorder is None or one.first_wrong is not None else one.recorder.finish()
-            scored = Score(
-                list(one.tokens[one.before :]),
-                one.logprobs,
-                one.greedy,
-                tops,
-                one.before,
-                captured=captured,
-                first_wrong=one.first_wrong,
+        for text in score(engine, texts, top, prefix, question, probing, full_lanes):
+            begin, distributions = text.before, text.distributions
+            result = Score(
+                list(text.tokens[begin:]),
+                text.logprobs,
+                text.greedy,
+                text.top_logprobs if top else None,
+                begin,
+                captured=None if text.recorder is None or text.first_wrong is not None else text.recorder.finish(),
+                first_wrong=text.first_wrong,
             )
-            found[one.index] = scored if one.found is None else _with_distributions(scored, one.found, one.before)
-    return [found[index] for index in range(len(texts))]
-
-
-def _with_distributions(scored: Score, found: TextDistributions, before: int) -> Score:
-    entropy = found.entropy[before:] if found.question.entropy else None
-    return replace(
-        scored, ranks=found.ranks[before:], entropy=entropy, top=found.top(before), chosen=found.chosen(before)
-    )
+            if distributions is not None:
+                result = replace(
+                    result,
+                    ranks=distributions.ranks[begin:],
+                    entropy=distributions.entropy[begin:] if distributions.question.entropy else None,
+                    top=distributions.top(begin),
+                    chosen=distributions.chosen(begin),
+                )
+            results[text.index] = result
+    return [results[index] for index in range(len(texts))]
 
 
 def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:
@@ -88,18 +86,18 @@ def score(
     probing: TextProbing | None = None,
     full_lanes: bool = False,
 ) -> Generator[ScoredText, None, None]:
-    """Score every token of every text, longest first; yield each text when it is done.
+    """Score every token of every text; yield each text after its last step.
 
-    A common prefix of several texts is prefilled once, as far as it is whole steps. Every number is the one that the
-    text has alone in steps of this shape.
+    The longest texts begin. A common prefix of several texts is prefilled once, in whole steps. A text has the same
+    numbers alone, in steps of this shape.
 
     Args:
         engine: runs the steps.
         texts: token ids, at most as many as the context holds.
         top: number of most likely tokens to report for each position.
         prefix: common beginning of all texts.
-        question: what is asked about the distributions of the texts; None for nothing. `top` is 0 with it.
-        probing: what is read and changed inside the model; None for nothing. Texts share nothing with it.
+        question: questions about the distributions of the texts, with `top` 0; None without questions.
+        probing: reads and changes inside the model; None without probes. Probed texts share no beginnings.
         full_lanes: use all lanes for any number of texts, so that the bits of a text do not depend on that number.
     """
 
@@ -107,97 +105,102 @@ def score(
         probe = None if probing is None else probing.probes[i]
         return len(texts[i]) > 1 or (probe is not None and probe.reads(0))
 
-    predicted = [i for i in range(len(texts)) if has_steps(i)]
-    for i in set(range(len(texts))).difference(predicted):
-        # Nothing predicts a single token.
-        yield ScoredText(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
-    if not predicted:
-        return
-
-    def inputs(batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None]) -> StepInputs:
-        return _scoring_inputs(batch, lanes, feeds, question)
-
-    step = TextStep(inputs, top if question is None else question.top)
-    several = {i: texts[i] for i in predicted}
-    yield from prefilled(engine, several, step, ScoredText, prefix, question, probing, full_lanes)
+    predicted = {i: text for i, text in enumerate(texts) if has_steps(i)}
+    for i, text in enumerate(texts):
+        if i not in predicted:  # nothing predicts a single token
+            yield ScoredText(i, text, prefix, question=question, query=None if question is None else question.texts[i])
+    if predicted:
+        step = TextStep(
+            lambda batch, lanes, feeds: _scoring_inputs(batch, lanes, feeds, question),
+            top if question is None else question.top,
+        )
+        yield from prefilled([engine], predicted, step, ScoredText, prefix, question, probing, full_lanes)
 
 
 class TextStep(NamedTuple, Generic[T]):
-    """A step that prefills texts.
+    """A step over texts.
 
     Attributes:
         inputs: (batch, texts in lanes, their feeds) -> inputs.
-        top: number of most likely tokens to report; None for a step that reports none.
+        top: number of most likely tokens to report; None for a step without them.
+        combine: outputs of the step of each model -> outputs; None with one model.
     """
 
     inputs: Callable[[Batch, Sequence[T | None], Sequence[Feed | None]], StepInputs]
     top: int | None = None
+    combine: Callable[[Sequence[Any]], Any] | None = None
 
 
 def prefilled(
-    engine: Engine,
+    engines: Sequence[Engine],
     texts: Mapping[int, tuple[int, ...]],
     step: TextStep[T],
     make: Callable[..., T],
     prefix: Prefix | None = None,
-    question: Asked | None = None,
+    question: Questions | None = None,
     probing: TextProbing | None = None,
     full_lanes: bool = False,
 ) -> Generator[T, None, None]:
-    """Prefill all tokens but the last one of every text, longest first; yield each text when it is done.
+    """Prefill all tokens but the last; yield each text after its last step.
 
-    A common prefix of several texts is prefilled once, as far as it is whole steps.
+    The longest texts begin. A common prefix of several texts is prefilled once, in whole steps.
 
     Args:
-        engine: runs the steps.
+        engines: run the steps of models in lockstep; the first engine has the widths and the statistics.
         texts: token ids of at least two tokens by the number of the text.
-        step: what is run.
+        step: inputs and outputs of the steps.
         make: class of the texts.
         prefix: common beginning of all texts.
-        question: what is asked about the texts.
-        probing: what is read and changed inside the model; None for nothing.
+        question: questions about the texts; None without questions.
+        probing: reads and changes inside the model; None without probes.
         full_lanes: use all lanes for any number of texts.
     """
-    storage = None if engine.finished is None or probing is not None else KeptTexts(engine.finished)
+    first = engines[0]
+    storage = None if first.finished is None or probing is not None else KeptTexts(first.finished)
     if storage is not None:
 
         def empty(i: int) -> T:
-            return make(i, texts[i], prefix, question=question, asked=None if question is None else question.texts[i])
+            return make(i, texts[i], prefix, question=question, query=None if question is None else question.texts[i])
 
         restored = storage.restored(texts, empty)
         yield from restored.values()
         texts = {i: tokens for i, tokens in texts.items() if i not in restored}
         if not texts:
             return
-    size = engine.bucket(engine.prefill_rows if full_lanes else len(texts), engine.prefill_rows)
-    most, probes = (max_held(engine, size), None) if probing is None else (0, probing.probes)
-    waiting = ScoringQueue(texts, prefix, engine.widths, most, question, make, probes)
-    if waiting.shares:
-        engine.give_up("decode")
-    pool = engine.borrow("prefill", size)
+    limit = min(engine.prefill_rows for engine in engines)
+    size = max(engine.bucket(limit if full_lanes else len(texts), limit) for engine in engines)
+    states = 0 if probing is not None else min(max_held(engine, size) for engine in engines)
+    waiting = ScoringQueue(
+        texts, prefix, first.widths, states, question, make, None if probing is None else probing.probes
+    )
+    models: list[tuple[Engine, RowPool]] = []
     try:
-        for text in _prefill(engine, pool, waiting, step, probing):
+        for engine in engines:
+            if waiting.shares:
+                engine.give_up("decode")
+            models.append((engine, engine.borrow("prefill", size)))
+        for text in _prefill(models, waiting, step, probing):
             if storage is not None:
                 storage.add(text)
             yield text
     finally:
-        engine.give_back("prefill", pool)
+        for engine, pool in models:
+            engine.give_back("prefill", pool)
 
 
 def max_held(engine: Engine, lanes: int) -> int:
-    """Return how many states of shared prefixes to hold at a time: one for each lane, and one for a nested prefix.
+    """Return the maximum number of states of shared prefixes.
 
-    At least two, and at most the rows in which a device decodes: their memory was reserved when the model was loaded
-    and is free during scoring. The memory that is free at the moment does not count, so that the texts and settings
-    alone decide which texts share a step.
+    One for each lane and one for a nested prefix, at least two, and at most the decode rows of a device: the memory of
+    those rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text
+    depend on texts and settings alone.
     """
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
-def _prefill(
-    engine: Engine, pool: RowPool, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None
-) -> Iterator[T]:
+def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None) -> Iterator[T]:
     """Dispatch steps, one ahead of the outputs that are read, until every text is done."""
+    engine, pool = models[0]
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
@@ -207,23 +210,29 @@ def _prefill(
             if probing is not None and text.probe is not None and text.index is not None:
                 capacity = len(text.probe.read_in(0, len(text.tokens)))
                 text.recorder = probing.recorder(text.probe, text.index, capacity)
-            lanes[enter(engine, pool, text)] = text
+            lanes[enter(models, text)] = text
             waiting.begun(text)
         if any(lanes):
             engine.decisions.checkpoint()
             width, wide = widest_step(lanes, widths)
-            # Texts that ask for nothing have the bits of the plain step: the others have steps of their own.
+            # Texts without probes have the bits of the plain step: probed texts have separate steps.
             for probed in sorted({text.probe is not None for text in wide if text is not None}):
                 active = [None if text is None or (text.probe is not None) != probed else text for text in wide]
-                part = _dispatch(engine, pool, step, width, lanes, active, waiting, probing if probed else None)
-                flights.append(part)
+                outputs, parts = _dispatch(models, step, width, active, probing if probed else None)
+                flights.append((outputs, parts))
+                for part in parts:
+                    if part.last and part.text.slot is not None:
+                        lanes[part.lane] = None
+                        leave(models, part.text)
+                        if part.text.index is None:
+                            waiting.prefilled(part.text)
         while len(flights) > 1 or (flights and not any(lanes)):
             outputs, parts = flights.popleft()
-            found = engine.runner.read(outputs)
+            results = engine.runner.read(outputs)
             for lane, text, first, count, reads, last in parts:
-                text.take(found, lane, first, count)
+                text.take(results, lane, first, count)
                 if probing is not None:
-                    text.mark_wrong(probing.take(text, reads, found.hidden_states, lane))
+                    text.mark_wrong(probing.take(text, reads, results.hidden_states, lane))
                 engine.stats["scored_tokens"] += count
                 if last:
                     text.finish()
@@ -232,57 +241,49 @@ def _prefill(
 
 
 def _dispatch(
-    engine: Engine,
-    pool: RowPool,
-    step: TextStep[T],
-    width: int,
-    lanes: list[T | None],
-    active: Sequence[T | None],
-    waiting: ScoringQueue[T],
-    probing: TextProbing | None,
+    models: Models, step: TextStep[T], width: int, active: Sequence[T | None], probing: TextProbing | None
 ) -> tuple[Any, list[TextPart[T]]]:
-    """Dispatch one step of the active texts; return its outputs, and the part of each."""
+    """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
     batch = Batch.of(feeds, width)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
         inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
-    shape = Shape.of(inputs, step.top)
-    outputs = engine.run(shape, pool, inputs, owners=active, counts=np.asarray(batch.lengths))
+    shape, counts = Shape.of(inputs, step.top), np.asarray(batch.lengths)
+    outputs = []
+    for i, (engine, pool) in enumerate(models):
+        owners = [None if text is None else text.copies[i] for text in active]
+        outputs.append(engine.run(shape, pool, inputs, owners=owners, counts=counts))
     stepped = [
         (lane, text, feed)
         for lane, (text, feed) in enumerate(zip(active, feeds, strict=True))
         if text is not None and feed is not None
     ]
     for _, text, feed in stepped:
-        text.consumed += len(feed.tokens)
+        for copy in text.copies:
+            copy.consumed += len(feed.tokens)
     reads = {}
     if probing is not None:
-        reads = probing.after_step(pool, [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
+        reads = probing.after_step(models[0][1], [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
     parts: list[TextPart[T]] = []
     for lane, text, feed in stepped:
         count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
         parts.append(TextPart(lane, text, feed.position + 1, count, reads.get(lane), text.done))
-        if text.done and text.slot is not None:
-            lanes[lane] = None
-            leave(engine, pool, text)
-            if text.index is None:
-                waiting.prefilled(text)
-    return outputs, parts
+    return outputs[0] if step.combine is None else step.combine(outputs), parts
 
 
 def _scoring_inputs(
     batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
 ) -> StepInputs:
-    """Return the inputs of a scoring step, with a target for every token before the last."""
+    """Return the inputs of a scoring step, with targets."""
     targets = np.zeros(batch.tokens.shape, np.int32)
     chosen = np.zeros((*targets.shape, 0 if question is None else question.width), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):
         if text is not None and feed is not None:
             count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)
             targets[lane, :count] = text.tokens[feed.position + 1 : feed.position + 1 + count]
-            if text.asked is not None:
-                text.asked.fill(chosen[lane, :count], feed.position + 1)
+            if text.query is not None:
+                text.query.fill(chosen[lane, :count], feed.position + 1)
     if question is None:
         return StepInputs(batch, targets=targets)
     temperature = np.full(len(lanes), question.temperature, np.float32)

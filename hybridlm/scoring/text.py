@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -21,20 +21,20 @@ from ir_passes.host.slot_owner import Slot
 
 @dataclass(eq=False)
 class QueuedText:
-    """A text, or a prefix that several texts share, which owns a lane while its tokens are prefilled.
+    """A text or shared prefix, with a lane during the prefill of its tokens.
 
     Attributes:
         index: number of the text in its call; None for a shared prefix.
-        tokens: its token ids, those of `prefix` included; the last one is not prefilled.
-        prefix: the user's prefix that it continues; the results are those of the tokens behind it.
-        parent: the shared prefix that it continues; prefilled before, it has the results of the first tokens.
-        consumed: tokens that the lane's state has seen once the dispatched steps have run.
-        slot: its row, if it has one.
+        tokens: its token ids, with `prefix`; the last token is not prefilled.
+        prefix: the user's prefix before the text; results begin behind it.
+        parent: the shared prefix before the text, with the results of the first tokens.
+        consumed: tokens in the lane's state after all dispatched steps.
+        slot: its row; None without a row.
         snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
         children: of a shared prefix, the texts and prefixes that continue it and have not begun.
-        probe: what is read and changed inside the model; None for nothing.
-        recorder: of reads inside the model; None for none.
-        first_wrong: index of the first token whose results are not finite; None if all are finite.
+        probe: reads and changes inside the model; None without a probe.
+        recorder: recorder of the reads; None without reads.
+        first_wrong: index of the first token with results that are not finite; None if all are finite.
     """
 
     index: int | None
@@ -50,13 +50,18 @@ class QueuedText:
     first_wrong: int | None = None
 
     @property
+    def copies(self) -> "Sequence[QueuedText]":
+        """The text in the rows of each model; one model by default."""
+        return (self,)
+
+    @property
     def before(self) -> int:
         """Number of tokens of `prefix`."""
         return 0 if self.prefix is None else len(self.prefix)
 
     @property
     def end(self) -> int:
-        """Number of tokens that are prefilled: all but the last one, which counts only where it is read."""
+        """Number of tokens to prefill: all but the last, unless the probe reads it."""
         last = len(self.tokens) - 1
         return last + 1 if self.probe is not None and self.probe.reads(last) else last
 
@@ -73,7 +78,7 @@ class QueuedText:
         return None if self.prefix is None else self.prefix.snapshot
 
     def width(self, widths: tuple[int, ...]) -> int:
-        """Return the width of the next step; `widths` are those of all steps, the widest first."""
+        """Return the width of the next step among `widths`, the widest first."""
         return next_width(self.end - self.consumed, widths)
 
     def feed(self, width: int) -> Feed:
@@ -84,7 +89,7 @@ class QueuedText:
         return Feed(self.tokens[self.consumed : end], self.consumed)
 
     def take(self, outputs: Any, lane: int, first: int, count: int) -> None:
-        """Store a step's results, NumPy arrays, of the `count` tokens that precede token `first` and those behind."""
+        """Store a step's results, NumPy arrays, for `count` tokens."""
         raise NotImplementedError
 
     def results(self) -> dict[str, np.ndarray]:
@@ -92,7 +97,7 @@ class QueuedText:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Copy the results of the first tokens from the shared prefix; all steps have been read."""
+        """Copy the results of the first tokens from the shared prefix, after all steps."""
         if self.parent is not None and self.parent.first_wrong is not None:
             self.first_wrong = self.parent.first_wrong
 
@@ -112,21 +117,24 @@ class QueuedText:
             self.first_wrong = token
 
 
+T = TypeVar("T", bound=QueuedText)
+
+
 @dataclass(eq=False)
 class ScoredText(QueuedText):
-    """A text whose tokens are scored; the last one is predicted and not prefilled.
+    """A text with a score for each token; the last token is not prefilled.
 
     Attributes:
-        question, asked: what is asked about the distributions of all texts and of this one; None for nothing.
-        found: the answers; None if nothing is asked.
+        question, query: questions about the distributions of all texts, and of this text; None without questions.
+        distributions: the answers; None without questions.
         logprobs: float32 [T]; NaN for the first token of a text without a prefix.
         greedy: bool [T]; False for that token.
         top_logprobs: per token, the most likely tokens and their log-probabilities; empty for that token.
     """
 
     question: Question | None = None
-    asked: TextQuestion | None = None
-    found: TextDistributions | None = field(init=False, default=None)
+    query: TextQuestion | None = None
+    distributions: TextDistributions | None = field(init=False, default=None)
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
     top_logprobs: list[dict[int, float]] = field(init=False)
@@ -136,36 +144,36 @@ class ScoredText(QueuedText):
         self.logprobs = np.full(count, np.nan, np.float32)
         self.greedy = np.zeros(count, bool)
         self.top_logprobs = [{} for _ in range(count)]
-        if self.question is not None and self.asked is not None:
-            self.found = TextDistributions(self.question, self.asked, len(self.tokens))
+        if self.question is not None and self.query is not None:
+            self.distributions = TextDistributions(self.question, self.query, len(self.tokens))
 
     def take(self, outputs: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
-        scored = outputs
-        numbers = scored.logprob, scored.top_logprobs, scored.entropy, scored.chosen_logprobs
+        numbers = outputs.logprob, outputs.top_logprobs, outputs.entropy, outputs.chosen_logprobs
         self.check([None if array is None else array[lane, :count] for array in numbers], first)
-        if self.found is not None:
-            self.found.take(scored, lane, first, count)
+        if self.distributions is not None:
+            self.distributions.take(outputs, lane, first, count)
         first -= self.before
         last = first + count
-        self.logprobs[first:last] = scored.logprob[lane, :count]
-        self.greedy[first:last] = scored.greedy[lane, :count]
-        if self.found is None and scored.top_tokens is not None and scored.top_logprobs is not None:
+        self.logprobs[first:last] = outputs.logprob[lane, :count]
+        self.greedy[first:last] = outputs.greedy[lane, :count]
+        if self.distributions is None and outputs.top_tokens is not None and outputs.top_logprobs is not None:
             for i in range(count):
-                ids, values = scored.top_tokens[lane, i].tolist(), scored.top_logprobs[lane, i].tolist()
+                ids, values = outputs.top_tokens[lane, i].tolist(), outputs.top_logprobs[lane, i].tolist()
                 self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name; `top_logprobs` is not among them."""
-        return {"logprobs": self.logprobs, "greedy": self.greedy, **({} if self.found is None else self.found.arrays())}
+        """Return the arrays of results by name, without `top_logprobs`."""
+        arrays = {} if self.distributions is None else self.distributions.arrays()
+        return {"logprobs": self.logprobs, "greedy": self.greedy, **arrays}
 
     def finish(self) -> None:
-        """Copy the results of the first tokens from the shared prefix; all steps have been read."""
+        """Copy the results of the first tokens from the shared prefix, after all steps."""
         super().finish()
         if self.parent is not None:
             count = len(self.parent.tokens) - self.before
             self.logprobs[:count] = self.parent.logprobs
             self.greedy[:count] = self.parent.greedy
             self.top_logprobs[:count] = [dict(top) for top in self.parent.top_logprobs]
-            if self.found is not None and self.parent.found is not None:
-                self.found.copy_from(self.parent.found)
+            if self.distributions is not None and self.parent.distributions is not None:
+                self.distributions.copy_from(self.parent.distributions)

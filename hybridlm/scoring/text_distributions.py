@@ -1,4 +1,4 @@
-"""Arrays about the distributions of one text, filled as its steps are read."""
+"""Arrays about the distributions of one text, filled step by step."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,34 +10,34 @@ from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.steps.score import Scored
 
 _BY_POSITION = ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks")
-"""Arrays that begin at the first token that is asked about."""
+"""Arrays that begin at the first token to report on."""
 
 
 @dataclass(eq=False)
 class TextDistributions:
-    """Ranks, entropies and log-probabilities that are asked about one text, filled as its steps are read.
+    """Ranks, entropies and log-probabilities of one text, filled step by step.
 
     Attributes:
-        question: of the call.
-        asked: of the text.
+        question: questions of the call.
+        query: question about the text.
         length: number of its tokens, with everything before them.
-        ranks, entropy: of each of its tokens; 0 and nan where nothing is asked.
+        ranks, entropy: of each of its tokens; 0 and nan before the first token to report on.
     """
 
     question: Question
-    asked: TextQuestion
+    query: TextQuestion
     length: int
     ranks: np.ndarray = field(init=False)
     entropy: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        count, asked = max(self.length - self.asked.first, 0), self.question
+        count, question = max(self.length - self.query.first, 0), self.question
         self.ranks = np.zeros(self.length, np.int32)
         self.entropy = np.full(self.length, math.nan, np.float32)
-        self._top_ids = np.zeros((count, asked.top), np.int32)
-        self._top_logprobs = np.zeros((count, asked.top), np.float32)
-        self._logprobs = np.zeros((count, asked.width), np.float32)
-        self._chosen_ranks = np.zeros((count, asked.width), np.int32)
+        self._top_ids = np.zeros((count, question.top), np.int32)
+        self._top_logprobs = np.zeros((count, question.top), np.float32)
+        self._logprobs = np.zeros((count, question.width), np.float32)
+        self._chosen_ranks = np.zeros((count, question.width), np.int32)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all arrays by name."""
@@ -45,56 +45,56 @@ class TextDistributions:
 
     def take(self, scored: Scored, lane: int, first: int, count: int) -> None:
         """Store a step's results, NumPy arrays, for `count` tokens from `first` on."""
-        skipped = max(self.asked.first - first, 0)
+        skipped = max(self.query.first - first, 0)
         if skipped >= count:
             return
-        step, own = slice(skipped, count), slice(first + skipped, first + count)
-        inside = slice(own.start - self.asked.first, own.stop - self.asked.first)
-        assert scored.rank is not None and scored.entropy is not None, "the step was asked for them"
-        self.ranks[own], self.entropy[own] = scored.rank[lane, step], scored.entropy[lane, step]
+        step, tokens = slice(skipped, count), slice(first + skipped, first + count)
+        places = slice(tokens.start - self.query.first, tokens.stop - self.query.first)
+        assert scored.rank is not None and scored.entropy is not None, "a step with a question has them"
+        self.ranks[tokens], self.entropy[tokens] = scored.rank[lane, step], scored.entropy[lane, step]
         if scored.top_tokens is not None and scored.top_logprobs is not None:
-            self._top_ids[inside], self._top_logprobs[inside] = (
+            self._top_ids[places], self._top_logprobs[places] = (
                 scored.top_tokens[lane, step],
                 scored.top_logprobs[lane, step],
             )
         if scored.chosen_logprobs is not None and scored.chosen_ranks is not None:
-            self._logprobs[inside], self._chosen_ranks[inside] = (
+            self._logprobs[places], self._chosen_ranks[places] = (
                 scored.chosen_logprobs[lane, step],
                 scored.chosen_ranks[lane, step],
             )
 
     def copy_from(self, shared: "TextDistributions") -> None:
-        """Copy the results of the first tokens from those of a shared prefix, which was asked the same about them."""
-        first, end = self.asked.first, shared.length
+        """Copy the results of the first tokens from a shared prefix with the same question."""
+        first, end = self.query.first, shared.length
         if end <= first:
             return
-        assert shared.asked.first == first, "chunks that are shared are asked the same"
+        assert shared.query.first == first, "shared chunks have equal questions"
         self.ranks[first:end], self.entropy[first:end] = shared.ranks[first:], shared.entropy[first:]
         for name in _BY_POSITION:
             getattr(self, name)[: end - first] = getattr(shared, name)
 
-    def top(self, before: int) -> TokenLogprobs | None:
-        """Return the most likely tokens of each token behind `before`; None if they were not asked for."""
+    def top(self, begin: int) -> TokenLogprobs | None:
+        """Return the most likely tokens of each token behind `begin`; None with `top` 0."""
         count = self.question.top
         if not count:
             return None
         positions = len(self._top_ids)
         ranks = np.tile(np.arange(1, count + 1, dtype=np.int32), positions)
-        offsets = self._offsets(np.full(positions, count, np.int64), before)
+        offsets = self._offsets(np.full(positions, count, np.int64), begin)
         return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
 
-    def chosen(self, before: int) -> TokenLogprobs | None:
-        """Return the chosen ids of each token behind `before`; None if none were chosen."""
+    def chosen(self, begin: int) -> TokenLogprobs | None:
+        """Return the chosen ids of each token behind `begin`; None without chosen ids."""
         if not self.question.chosen:
             return None
-        positions, given = len(self._logprobs), self.asked.ids
-        each = [given] * positions if isinstance(given, np.ndarray) else given
-        counts = np.array([len(ids) for ids in each], np.int64)
+        ids = self.query.ids
+        lists = [ids] * len(self._logprobs) if isinstance(ids, np.ndarray) else ids
+        counts = np.array(list(map(len, lists)), np.int64)
         real = np.arange(self.question.width) < counts[:, None]
-        ids = np.concatenate([np.zeros(0, np.int32), *each])
-        return TokenLogprobs(ids, self._logprobs[real], self._chosen_ranks[real], self._offsets(counts, before))
+        flat = np.concatenate([np.zeros(0, np.int32), *lists])
+        return TokenLogprobs(flat, self._logprobs[real], self._chosen_ranks[real], self._offsets(counts, begin))
 
-    def _offsets(self, counts: np.ndarray, before: int) -> np.ndarray:
-        whole = np.zeros(self.length - before + 1, np.int64)
-        whole[self.asked.first - before + 1 :] = np.cumsum(counts)
-        return whole
+    def _offsets(self, counts: np.ndarray, begin: int) -> np.ndarray:
+        offsets = np.zeros(self.length - begin + 1, np.int64)
+        offsets[self.query.first - begin + 1 :] = np.cumsum(counts)
+        return offsets

@@ -167,7 +167,7 @@ class TestOnACluster:
     def test_wrong_columns_and_models(self, cluster: Any, model: Path):
         from hybridlm.ray import score_dataset
 
-        with pytest.raises(Exception, match="expected a column text or token_ids or prompt or messages, found id"):
+        with pytest.raises(Exception, match="expected a column text or token_ids or input_ids or .*, found id"):
             score_dataset(cluster.range(3), model, **SETTINGS).take_all()
         with pytest.raises(Exception, match=r"/nowhere: no such directory"):
             score_dataset(cluster.from_items(ROWS), "/nowhere", **SETTINGS).take_all()

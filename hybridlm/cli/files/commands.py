@@ -27,9 +27,10 @@ from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
 EXIT_BAD_ROWS = 3
 """Exit status of a run that is complete and has rows with errors."""
 TEXTS = (
-    ".jsonl or .parquet, whose rows have text or token_ids, and an id, if you like; or .txt, a text per line."
-)  # fmt: skip
-OUTPUT = ".jsonl or .parquet, in the order of the input: id, {}."
+    ".jsonl, .csv or .parquet: rows with text, token_ids or input_ids, and perhaps an id; or .txt: a text per line. "
+    ".jsonl.gz, .csv.gz and .txt.gz are decompressed."
+)
+OUTPUT = ".jsonl, .csv, .jsonl.gz, .csv.gz or .parquet, in the order of the input: id, {}."
 CONTINUES = """An interrupted run continues when it is run again: finished rows are in OUTPUT.parts until all are done.
 A row that cannot be answered gets an error instead; the exit status is 3 then."""
 
@@ -145,8 +146,9 @@ score = file_command(
     "Write the log-probability of every token of every text of a file.",
     _argument(
         "INPUT",
-        ".jsonl or .parquet; every line or row has an id, if you like, and text, token_ids, prompt and completion, or "
-        "messages, whose last answer is scored; or .txt, a text per line.",
+        ".jsonl, .csv or .parquet: rows with text, token_ids or input_ids, prompt and completion, or messages with a "
+        "last answer to score, and perhaps an id; or .txt: a text per line. .jsonl.gz, .csv.gz and .txt.gz are "
+        "decompressed.",
     ),
     _output("token_ids", "logprobs (of a text null first)", "sum_logprob", "perplexity"),
 )
@@ -176,7 +178,7 @@ divergence = file_command(
 batch = file_command(
     BatchTask,
     "Answer a file of OpenAI Batch requests to /v1/completions and /v1/chat/completions.",
-    typer.Option("--input-file", "-i", help='A request per line: {"custom_id", "method", "url", "body"}.'),
+    typer.Option("--input-file", "-i", help='A request per line: {"custom_id", "method", "url", "body"}; or .csv.'),
     typer.Option("--output-file", "-o", help="In the order of the input: custom_id, response, error."),
     options=LOADING,
     prefix_cache="512MB",  # lines that begin alike are answered together, so that some states are enough

@@ -1,5 +1,6 @@
 """Commands that answer every row of a file: decide, classify, embed, divergence."""
 
+import csv
 import json
 import re
 from collections.abc import Callable
@@ -100,8 +101,20 @@ def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: py
     assert row == {"id": None, "logits": lm.classify(["Ada"]).logits[0].tolist()}
 
 
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a CSV output; an empty cell is None, cells other than id and error are JSON."""
+    with path.open(newline="") as file:
+        return [
+            {
+                name: (cell if name in ("id", "error") else json.loads(cell)) if cell else None
+                for name, cell in row.items()
+            }
+            for row in csv.DictReader(file)
+        ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet", ".csv"])
 def test_divergence(
     text_lm: hybridlm.LM,
     tmp_path: Path,
@@ -116,7 +129,8 @@ def test_divergence(
     arguments = ("divergence", "-m", "plain", "--other", "changed", "--window", "2", tmp_path / "in.txt", output)
     result = run(*arguments)
     assert result.exit_code == 3, result.output
-    found = lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
+    read = {".jsonl": lines, ".csv": read_csv, ".parquet": lambda path: pq.read_table(path).to_pylist()}
+    found = read[ending](output)
     good = [text for text in [*TEXTS, "A"] if text]
     expected = text_lm.divergence(other, good)
     assert [bool(row.get("error")) for row in found] == [False, False, True, False, False, True]

@@ -83,7 +83,7 @@ def test_shards_and_strict_runs(tmp_path: Path):
     with pytest.raises(ValueError, match=r"in\.jsonl: line 1: method: is missing"):
         run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
     source.write_text(source.read_text() + source.read_text())
-    with pytest.raises(ValueError, match=r"line 6: custom_id: '0' is that of line 1, too"):
+    with pytest.raises(ValueError, match=r"line 6: custom_id: is used twice, first in line 1"):
         run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
 
 

@@ -67,7 +67,7 @@ def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path:
     report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     found, expected = rows(tmp_path / "out.jsonl"), rows(tmp_path / "plain.jsonl")
     assert [one["custom_id"] for one in found] == [*map(str, range(17)), "1"]
-    assert "is that of line 2, too" in found[-1]["error"]["message"]
+    assert "custom_id: is used twice, first in line 2;" in found[-1]["error"]["message"]
     assert (report.responses, report.bad_lines) == (17, 1)
     texts, plain_texts = ([one["response"]["body"] for one in some[:-1]] for some in (found, expected))
     assert [one["choices"][0]["text"] for one in texts] == [one["choices"][0]["text"] for one in plain_texts]

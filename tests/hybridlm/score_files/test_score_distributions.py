@@ -11,8 +11,8 @@ import pytest
 
 import hybridlm
 from hybridlm.requests.token_logprobs import TokenLogprobs
-from hybridlm.score_files.jsonl import JsonLines
-from hybridlm.score_files.rows import Mark, RowFields
+from hybridlm.score_files.formats import open_source
+from hybridlm.score_files.rows import START, RowFields
 from hybridlm.text_model import TextModel
 
 ROWS = [
@@ -70,7 +70,7 @@ def test_parquet_and_back(text_lm: hybridlm.LM, parquet: pa.Table) -> None:
 def test_a_line_without_the_field_of_ids_is_refused(tmp_path: Path) -> None:
     """A wrong name would otherwise compute nothing for any row; null says that a row asks for none."""
     (tmp_path / "in.jsonl").write_text('{"text": "a", "wanted": null}\n{"text": "a"}\n')
-    rows = JsonLines(tmp_path / "in.jsonl", RowFields("wanted")).rows(Mark(0, 0))
+    rows = open_source(tmp_path / "in.jsonl", RowFields("wanted")).rows(START)
     faults = [row.fault for row, _ in rows]
     assert faults == [None, "wanted: expected token ids, a list or null; found no field"]
 

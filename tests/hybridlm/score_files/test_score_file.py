@@ -54,7 +54,11 @@ BAD = {
     "NaN": (b'{"id": "x", "text": NaN}', None, "NaN is not JSON"),
     "twice": (b'{"id": "x", "text": "a", "text": "b"}', None, "duplicate keys"),
     "deep": (b'{"id": "x", "text": ' + b"[" * 100_000, None, "cannot be read"),
-    "no text": (b'{"id": "x", "title": "a"}', "x", "exactly one of text, token_ids, prompt, messages, got none"),
+    "no text": (
+        b'{"id": "x", "title": "a"}',
+        "x",
+        "exactly one of text, token_ids, input_ids, prompt, messages, got none",
+    ),
     "null": (b'{"id": "x", "text": null, "prompt": null}', "x", "messages, got none of them"),
     "both": (b'{"id": "x", "text": "a", "token_ids": [1]}', "x", "got text, token_ids"),
     "text of ids": (b'{"id": "x", "text": [1]}', "x", "text: expected a string, got list"),
@@ -127,7 +131,7 @@ def test_numbers_that_json_lacks(tmp_path: Path):
 
 def test_ends_of_files_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A byte-order mark, Windows line ends, separators that only str.splitlines splits at, blank lines at the end."""
-    monkeypatch.setattr("hybridlm.score_files.jsonl.BLOCK_BYTES", 3)
+    monkeypatch.setattr("hybridlm.score_files.lines.BLOCK_BYTES", 3)
     text = "a\u2028b"
     lines = [b'\xef\xbb\xbf{"text": "a"}\r', json.dumps({"text": text}, ensure_ascii=False).encode() + b"\r", b"", b" "]
     rows, report = run(tmp_path, lines)
@@ -170,7 +174,7 @@ def test_refuses_names_and_pipes(tmp_path: Path):
         run_toy(TOY, tmp_path / "in.jsonl", tmp_path / "nowhere" / "out.jsonl")
     with pytest.raises(FileNotFoundError, match=r"no\.jsonl"):
         run_toy(TOY, tmp_path / "no.jsonl", tmp_path / "out.jsonl")
-    for input, output in (("in.csv", "out.jsonl"), ("in.jsonl", "out")):
+    for input, output in (("in.tsv", "out.jsonl"), ("in.jsonl", "out")):
         write_lines(tmp_path / input, [{"text": "a"}])
         with pytest.raises(ValueError, match=r"expected a name that ends in \.jsonl.* or \."):
             run_toy(TOY, tmp_path / input, tmp_path / output)

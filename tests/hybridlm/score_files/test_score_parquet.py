@@ -91,7 +91,7 @@ def test_types_of_columns(tmp_path: Path, case: str):
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no column": (
         {"id": [1], "title": ["a"]},
-        "expected a column text or token_ids or prompt or messages, found id, title",
+        "expected a column text or token_ids or input_ids or prompt or messages, found id, title",
     ),
     "half a pair": ({"prompt": ["a"]}, "expected columns prompt and completion together, found prompt"),
     "messages of texts": ({"messages": ["a"]}, "column messages: expected lists of structs"),
@@ -130,9 +130,10 @@ def test_bad_rows(tmp_path: Path):
     tokens = pa.array([None, [1], None, None, None, None, None, [5]], pa.list_(pa.int64()))
     rows = scored(table({"id": ids, "text": texts, "token_ids": tokens}, tmp_path / "in.parquet"))
     errors = {i: row["error"] for i, row in enumerate(rows) if "error" in row}
-    assert errors[1] == "row 1: expected exactly one of text, token_ids, prompt, messages, got text, token_ids"
+    message = "row 1: expected exactly one of text, token_ids, input_ids, prompt, messages, got text, token_ids"
+    assert errors[1].startswith(message)
     assert errors[2].startswith("row 2: text: expected UTF-8: ")
-    assert errors[6] == "row 6: expected exactly one of text, token_ids, prompt, messages, got none of them"
+    assert errors[6] == "row 6: expected exactly one of text, token_ids, input_ids, prompt, messages, got none of them"
     assert errors[7].startswith("row 7: id: is used twice, first in row 0")
     assert sorted(errors) == [1, 2, 6, 7] and [row["id"] for row in rows] == ids.to_pylist()
 

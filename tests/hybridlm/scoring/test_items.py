@@ -80,12 +80,12 @@ def test_a_template_that_changes_the_answer_is_refused(text_lm: hybridlm.LM):
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({}, "expected exactly one of text, token_ids, prompt, messages, got none of them"),
+    ({}, "expected exactly one of text, token_ids, input_ids, prompt, messages, got none of them"),
     ({"text": "a", **QUESTION}, "expected exactly one of .*, got text, prompt"),
     ({"prompt": "a"}, "expected prompt and completion together"),
     ({"completion": "a"}, "got none of them"),
     ({"text": "a", "completion": "b"}, "expected prompt and completion together"),
-    ({"prompt": "a", "completion": [5]}, "completion: expected what the prompt is"),
+    ({"prompt": "a", "completion": [5]}, "completion: expected text or token ids like the prompt"),
     ({"prompt": "a", "completion": ""}, "completion: '' adds no token"),
     ({"prompt": [5], "completion": []}, "completion: "),
     ({"prompt": "a", "completion": ["b", ""]}, r"completion\[1\]: '' adds no token"),

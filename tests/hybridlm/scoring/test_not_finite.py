@@ -153,7 +153,7 @@ class _Head:
 def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
     """Vectors are finite, but a row of the head is not."""
     prompts: Any = text_lm.text_model.prompts
-    read = ReadText(0, (5, 0), question=Reading([(0,)], 4), asked=(0,))
+    read = ReadText(0, (5, 0), question=Reading([(0,)], 4), query=(0,))
     decider = Decider(prompts, _Head(scores), lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
     assert decider.answers([[prompt]]) == [prompt.places[0]]

@@ -36,7 +36,7 @@ def main(folder: pathlib.Path) -> None:
     _, moments = run(undisturbed, -1)
     assert 20 < moments < 255, moments
     expected = undisturbed.read_bytes()
-    assert b"is that of line 1" in expected
+    assert b"is used twice, first in line 1" in expected
     for moment in range(moments):
         output = folder / "out.jsonl"
         output.write_bytes(b"older")

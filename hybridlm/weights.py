@@ -24,7 +24,7 @@ from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import new_path
 from hybridlm.text_model import LoadedFiles, TextModel
-from hybridlm.update import ModelWeights, NewWeights, checked_update, fingerprint_after
+from hybridlm.update import ModelWeights, NewWeights, checked_update
 from hybridlm.version import __version__
 from models import Decoder, family_of
 from models.ops.linear import LinearWeight
@@ -99,8 +99,7 @@ class Weights:
                 for name in names:
                     arrays.pop(name, None)
                 arrays |= update.read(names)
-            fingerprint = fingerprint_after(update, arrays, texts.config)
-            self._use({name: arrays[name] for name in self._types}, typed, fingerprint)
+            self._use({name: arrays[name] for name in self._types}, typed, update.fingerprint(arrays))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model."""

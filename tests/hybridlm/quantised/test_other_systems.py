@@ -77,7 +77,8 @@ def quanto(tensors: Tensors) -> None:
     ids=["mlx", "mlx-twice", "mlx-mode", "mlx-tensors", "mlx-plain", "hqq", "quanto"],
 )
 def test_the_system_is_named(tmp_path: Path, change: Any, settings: dict[str, Any], name: str) -> None:
-    assert name in changed(tmp_path / "model", change, **settings)
+    message = changed(tmp_path / "model", change, **settings)
+    assert name in message and "hybridlm quantise" in message
 
 
 @pytest.mark.parametrize("method", ["hqq", "quanto", "bitsandbytes"])

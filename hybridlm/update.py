@@ -1,4 +1,4 @@
-"""New weights of a loaded model: all are checked, then the layers are replaced in turn."""
+"""New weights of a loaded model: checked as a whole, replaced layer by layer."""
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -17,6 +17,7 @@ from hybridlm.checkpoint import (
     Checkpoint,
     CheckpointError,
     Fingerprint,
+    OpenModel,
     ParameterPath,
     Shards,
     dotted,
@@ -80,7 +81,7 @@ class Update:
     read: Callable[[tuple[str, ...]], dict[str, Array]]
 
     def layers(self) -> Iterator[tuple[str, ...]]:
-        """Yield the names of each layer, so that one layer is in memory twice, not the model."""
+        """Yield the names of each layer: only one layer is in memory twice."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in self.names:
             parts = name.split(".")
@@ -147,7 +148,8 @@ def _weights_of(family: Family, names: frozenset[str], config: DecoderConfig) ->
 
 def _read(checkpoint: Checkpoint, family: Family, model: ModelWeights, names: tuple[str, ...]) -> dict[str, Array]:
     only = [weight.path for weight in family.weights(model.config) if dotted(weight.path) in names]
-    arrays, _ = load_parameters(checkpoint, family, model.config, model.dtype, None, model.shards(family), only=only)
+    opened = OpenModel(checkpoint, family, model.config)
+    arrays, _ = load_parameters(opened, model.dtype, None, model.shards(family), only=only)
     return {dotted(path): array for path, array in arrays.items()}
 
 
@@ -170,7 +172,7 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
         )
     names = tuple(dotted(weight.path) for weight in family.weights(model.config))
     # Every header is checked here.
-    load_parameters(checkpoint, family, model.config, model.dtype, only=[])
+    load_parameters(OpenModel(checkpoint, family, model.config), model.dtype, only=[])
     return Update(
         names,
         lambda params: fingerprint_of(checkpoint, model.dtype),

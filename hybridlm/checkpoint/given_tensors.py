@@ -36,7 +36,7 @@ class GivenTensors(TensorFile):
         super().__init__(Path(where), MappingProxyType(tensors))
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array on the host; it may share memory with the array of the caller."""
+        """Return an array on the host, perhaps with the memory of the caller."""
         return np.asarray(jax.device_get(self._arrays[name]))
 
 

@@ -13,7 +13,7 @@ from tiny_variants import VARIANTS, Variant
 from transformers_oracle import Oracle, log_probabilities
 
 import hybridlm
-from hybridlm.checkpoint import bind, load_parameters, open_adapter, open_directory
+from hybridlm.checkpoint import OpenModel, bind, load_parameters, open_adapter, open_directory
 from models import family_of
 
 pytestmark = pytest.mark.oracle
@@ -73,7 +73,7 @@ def arrays(directory: Path, adapter: Path | None = None) -> dict[Any, np.ndarray
     config = family.read_config(checkpoint.config)
     weights = family.weights(config)
     bound = [] if adapter is None else [bind(open_adapter(adapter), family, weights, config.tied)]
-    loaded = load_parameters(checkpoint, family, config, "float32", adapters=bound)
+    loaded = load_parameters(OpenModel(checkpoint, family, config), "float32", adapters=bound)
     return {path: np.asarray(array) for path, array in loaded.arrays.items()}
 
 

@@ -1,6 +1,6 @@
 """LoRA adapters as PEFT saves them: opened, and merged into parameters.
 
-adapter_config.json          rank, alpha and what was adapted
+adapter_config.json          rank, alpha and the adapted modules
 adapter_model.safetensors    two factors per adapted matrix, and tensors that were trained as a whole
 """
 
@@ -137,11 +137,11 @@ class BoundAdapter:
 
 def tensors_of(weight: Weight) -> Iterator[tuple[str, WeightSource]]:
     """Yield every tensor of a parameter's sources, each with its first source."""
-    seen: set[str] = set()
+    names: set[str] = set()
     for source in (*weight.options, *weight.adapted):
         for name in source.shapes:
-            if name not in seen:
-                seen.add(name)
+            if name not in names:
+                names.add(name)
                 yield name, source
 
 
@@ -228,8 +228,10 @@ def _config_faults(config: Mapping[str, Any]) -> list[str]:
             faults.append(f"{name}: expected an object of numbers greater than 0, found {pattern!r}")
         else:
             faults += [f"{name}: {key!r} is no regular expression" for key in pattern if not _compiles(key)]
-    known = UNUSED | READ | {"use_dora"}
-    faults += [f"{name}: {value!r} is not implemented" for name, value in config.items() if value and name not in known]
+    fields = UNUSED | READ | {"use_dora"}
+    faults += [
+        f"{name}: {value!r} is not implemented" for name, value in config.items() if value and name not in fields
+    ]
     return faults
 
 

@@ -1,4 +1,4 @@
-"""The adapter of a model: in its folder, or in a folder named by the files of a decision model."""
+"""The adapter of a model: in its folder, or named by a decision model."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ DECISION, JUDGE = "decision.json", "judge_config.json"
 
 
 def own_adapter(directory: Path) -> Path | None:
-    """Return the folder of the adapter that `load` merges by default; None without such a folder.
+    """Return the folder of the adapter that `load` merges by default, or None.
 
     The folder may be missing, in a decision model from the Hub.
 
@@ -25,7 +25,7 @@ def own_adapter(directory: Path) -> Path | None:
 
 
 def adapter_folder(directory: Path) -> str | None:
-    """Return the name of the adapter's folder in the files of a decision model, or None.
+    """Return the name of a decision model's adapter folder, or None.
 
     Raises:
         CheckpointError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Match of the tensors of a LoRA adapter with the tensors of a model; others are refused by name."""
+"""Match of the tensors of a LoRA adapter with the tensors of a model."""
 
 import math
 import re
@@ -100,7 +100,7 @@ class _Binding:
             self._faults.append(f"{key}: no tensor of the model is named {' or '.join(names)}")
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
-        """Match the two factors of one module with a tensor of the model, or record a fault."""
+        """Match both factors of one module with a tensor, or record a fault."""
         if keys.keys() != {"A", "B"}:
             self._faults.append(f"{module}: expected lora_A and lora_B, found {', '.join(sorted(keys.values()))}")
             return
@@ -141,7 +141,7 @@ class _Binding:
         factors[name] = Factors(keys["A"], keys["B"], scale, embedding, experts)
 
     def _experts(self, module: str, candidates: Iterable[str]) -> list[str]:
-        """Return the tensors of several matrices with the module's name, or with a name below it."""
+        """Return the tensors of several matrices at or below the module's name."""
         stems = {name.removesuffix(".weight") for name in candidates} | {module}
         return [
             name
@@ -150,7 +150,7 @@ class _Binding:
         ]
 
     def _setting(self, field: str, patterns: str, module: str, name: str) -> float:
-        """Return rank or alpha, by the first pattern at the end of the module's name; by default the common value."""
+        """Return rank or alpha, by the first pattern that ends the module's name."""
         parts = (f"{module}.{part}" for part in EXPERT_PARTS)
         paths = [module, *(part for part in parts if name in self._family.tensor_names(part))]
         for pattern, value in (self._adapter.config.get(patterns) or {}).items():
@@ -168,7 +168,7 @@ class _Binding:
                 )
 
     def _check_tied(self, factors: Mapping[str, Factors], replaced: dict[str, str]) -> None:
-        """Refuse a change of the embedding alone, or of the head alone, if both are one tensor."""
+        """Refuse different changes of embedding and head if both are one tensor."""
         if not self._tied:
             return
         head = replaced.pop("lm_head.weight", None)
@@ -176,8 +176,8 @@ class _Binding:
         low_rank = sorted(self._embedding & factors.keys())
         array = self._adapter.array
         tables = [name for name in (embedding, head) if name is not None]
-        same = len(tables) == 2 and np.array_equal(array(tables[0]), array(tables[1]))
-        if low_rank or (tables and not same):
+        equal = len(tables) == 2 and np.array_equal(array(tables[0]), array(tables[1]))
+        if low_rank or (tables and not equal):
             changed = [*low_rank, *tables]
             self._faults.append(
                 f"{', '.join(changed)}: the head of this model is its embedding (tie_word_embeddings), and the "

@@ -75,10 +75,11 @@ def test_merged_in_float32_and_rounded_once(base: Path, tmp_path: Path, dtype: s
 
 
 def arrays(base: Path, adapter: Path | None = None) -> dict[Any, np.ndarray]:
-    checkpoint, family, config = open_model(base)
+    model = open_model(base)
+    _, family, config = model
     weights = family.weights(config)
     bound = [] if adapter is None else [bind(open_adapter(adapter), family, weights, config.tied)]
-    loaded = load_parameters(checkpoint, family, config, "float32", adapters=bound)
+    loaded = load_parameters(model, "float32", adapters=bound)
     return {path: np.asarray(array) for path, array in loaded.arrays.items()}
 
 

@@ -31,7 +31,7 @@ def changed(
     config = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
-        load_parameters(*open_model(folder), "float32")
+        load_parameters(open_model(folder), "float32")
     return str(caught.value)
 
 

@@ -528,9 +528,9 @@ class LM:
 
         Args:
             params: an `nnx.State` of `lm.model`, a dict of arrays by the names of `lm.params` or by those of the
-                checkpoint's tensors, or a directory, GGUF file or hub id with the same configuration. Floats of 16 or
-                32 bits are converted to the dtype in memory. Over a mesh an array is whole, or sharded as in
-                `lm.params`.
+                checkpoint's tensors, or a directory, GGUF file or hub id with the same configuration. Arrays may be
+                tensors with DLPack in host memory, as of PyTorch. Floats of 16 or 32 bits are converted to the dtype in
+                memory. Over a mesh an array is whole, also replicated over another mesh, or sharded as in `lm.params`.
             partial: a dict or state without some parameters keeps these.
 
         Raises:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from hybridlm.checkpoint import (
     Checkpoint,
+    OpenModel,
     bind,
     dotted,
     fingerprint_of,
@@ -89,7 +90,7 @@ def load(
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is
-            named: first those of config.json, of the index and of all headers, and if there are none those of all
+            named: first the faults of config.json, the index and all headers, and without such faults the faults of all
             tensors.
         ValueError: arguments are wrong; every one is named.
         ForkedProcessError: the process was forked after JAX had started, so that nothing can be computed in it.
@@ -105,6 +106,7 @@ def load(
     path, adapter_path = _locate(path_or_hub_id, options.adapter)
     directory, family, config = open_model(path, head=options.speculate == "mtp")
     family, config, classifier, has_vocabulary_head = read_classifier(directory, family, config)
+    model = OpenModel(directory, family, config)
     adapters = [] if adapter_path is None else [open_adapter(adapter_path)]
     bound = [bind(adapter, family, family.weights(config), config.tied) for adapter in adapters]
     placement = place(options.mesh, options.lanes, options.sanitize, options.kernels)
@@ -119,7 +121,7 @@ def load(
     products: Packed = "in blocks" if placement.platform == "cpu" else "whole"
     packed = PackedParameters()
     if settings.dequantise is None:
-        packed = packed_parameters(directory, family, config, dtype, products, bound, shards)
+        packed = packed_parameters(model, dtype, products, bound, shards)
     if packed.divided:
         _log.warning(
             "%d quantised weights are plain arrays in %s, as %s: this mesh divides their groups too finely",
@@ -142,16 +144,14 @@ def load(
         programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
     start.ended("open")
     with load_progress(settings.progress) as report_progress:
-        arrays, report = load_parameters(
-            directory, family, config, dtype, report_progress, shards, bound, packed=packed
-        )
+        arrays, report = load_parameters(model, dtype, report_progress, shards, bound, packed=packed)
     start.ended("weights")
     unused = {pattern: count for pattern, count in report.skipped.items() if pattern not in READ_ELSEWHERE}
     report = replace(report, skipped=unused)
     for line in report.lines() + ([] if options.chosen_dtype else report.conversions(dtype)):
         _log.warning(line)
-    model, names = assemble(abstract, arrays)
-    structure, params = flatten(model)
+    module, names = assemble(abstract, arrays)
+    structure, params = flatten(module)
     for adapter_weights in bound:
         _log.warning("%s", adapter_weights.sentence)
     fingerprint = fingerprint_of(directory, dtype, adapters, [dotted(path) for path in packed.layouts])
@@ -169,7 +169,7 @@ def load(
                 "hybridlm": __version__,
             },
         )
-    # The types alone: weights that are replaced later are not kept by it.
+    # Only the types, so that the engine does not hold weights that are replaced later.
     engine = Engine(typed, params, programs, settings, fingerprint, runner)
     start.ended("engine")
     admit_steps(engine, demand)
@@ -179,16 +179,16 @@ def load(
     for line in [] if tokenizer is None else _other_ends(tokenizer, end):
         _log.warning(line)
     files = LoadedFiles(directory.path, fingerprint, tokenizer, end, adapters, classifier, has_vocabulary_head)
-    return LM(model, named, engine, files, start)
+    return LM(module, named, engine, files, start)
 
 
 def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Start:
     """Begin a start, with a line for the user."""
-    began, named = time.perf_counter(), str(path_or_hub_id)
-    path = Path(named).resolve()
-    name, place = (path.name, str(path)) if path.exists() else (named, named)
-    settings = (place, *options.texts("compilation_cache", "progress").items())
-    return Start(name, cache_of(options.compilation_cache).folder, settings, options.progress, began)
+    start_time, name = time.perf_counter(), str(path_or_hub_id)
+    path = Path(name).resolve()
+    short, location = (path.name, str(path)) if path.exists() else (name, name)
+    settings = (location, *options.texts("compilation_cache", "progress").items())
+    return Start(short, cache_of(options.compilation_cache).folder, settings, options.progress, start_time)
 
 
 def _locate(
@@ -197,69 +197,69 @@ def _locate(
     """Return the directories of the base model and of its adapter.
 
     Raises:
-        CheckpointError: one of them is not there.
-        ValueError: two adapters are asked for.
+        CheckpointError: one of them is missing.
+        ValueError: there are two adapters.
     """
     path = resolve(path_or_hub_id)
-    given = None if adapter is None or adapter is False else resolve(adapter)
+    other = None if adapter is None or adapter is False else resolve(adapter)
     if adapter is False or is_saved(path):
-        return path, given
+        return path, other
     if path.is_dir() and not has_adapter(path) and (folder := adapter_folder(path)) is not None:
-        return path, _adapter_of_decisions(path_or_hub_id, path, folder, given)
+        return path, _adapter_of_decisions(path_or_hub_id, path, folder, other)
     if not has_adapter(path):
-        return path, given
-    if given is not None and given.resolve() != path.resolve():
+        return path, other
+    if other is not None and other.resolve() != path.resolve():
         raise ValueError(
-            f"adapter: {path} holds an adapter of its own, beside {given}; expected one. Load it and call "
+            f"adapter: {path} has an adapter, and {other} is another one; expected one. Load the folder and call "
             "merge_adapter for the other one, or move its adapter_config.json away"
         )
     return (path if (path / "config.json").exists() else resolve(base_of(path))), path
 
 
-def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, given: Path | None) -> Path:
-    """Return the adapter that the files of a decision model name.
+def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, folder: str, other: Path | None) -> Path:
+    """Return the adapter of a decision model, named by its files.
 
     Raises:
-        CheckpointError: it is not there.
-        ValueError: another adapter is asked for.
+        CheckpointError: it is missing.
+        ValueError: `other` is another adapter.
     """
-    own = path / folder
-    if given is not None and given.resolve() != own.resolve():
+    adapter = path / folder
+    if other is not None and other.resolve() != adapter.resolve():
         raise ValueError(
             f"adapter: {path} is a decision model with the adapter {folder}, expected no other; load it without and "
             "call merge_adapter for the other one, or give adapter=False for the weights alone"
         )
-    if not has_adapter(own):
-        own = resolve_folder(path_or_hub_id, folder) / folder
-    if not has_adapter(own):
+    if not has_adapter(adapter):
+        adapter = resolve_folder(path_or_hub_id, folder) / folder
+    if not has_adapter(adapter):
         raise CheckpointError(
-            own,
+            adapter,
             "expected the LoRA adapter of the decision model, found none",
             "Where it has been merged into the weights, adapter_subfolder of judge_config.json (adapter of "
             "decision.json) should be null; adapter=False loads the weights alone.",
         )
-    return own
+    return adapter
 
 
 def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, as in transformers; without any, those of config.json."""
+    """Return the end tokens of generation_config.json, by default of config.json, as transformers."""
     ids = []
     path = directory.path / "generation_config.json"
     if path.exists():
-        more = read_object(path, 1 << 20).get("eos_token_id")
-        ids += more if isinstance(more, list) else [] if more is None else [more]
+        field = read_object(path, 1 << 20).get("eos_token_id")
+        ids += field if isinstance(field, list) else [] if field is None else [field]
     if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
         raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
     return tuple(dict.fromkeys(ids or config.eos_token_ids))
 
 
 def _other_ends(tokenizer: Tokenizer, end: tuple[int, ...]) -> list[str]:
-    """Return a warning for each token that looks like an end and is none."""
-    others = {"the tokenizer's eos_token": tokenizer.eos_token_id, "the chat template's end": tokenizer.turn_end_id}
+    """Return a warning for each apparent end token that ends no completion."""
+    apparent = {"the tokenizer's eos_token": tokenizer.eos_token_id, "the chat template's end": tokenizer.turn_end_id}
     return [
         f"{name} {tokenizer.decode([token], skip_special_tokens=False)!r} ({token}) ends no completion, because "
         f"generation_config.json or config.json has other end tokens, {list(end)} (transformers does the same); pass "
         f"stop_token_ids=[{token}] to end there"
-        for name, token in others.items()
+        for name, token in apparent.items()
         if token is not None and token not in end
     ]

@@ -1,7 +1,7 @@
-"""New weights for a loaded model: they are checked as a whole, then replace the old ones a layer at a time."""
+"""New weights of a loaded model: checked as a whole, replaced layer by layer."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from hybridlm.checkpoint import (
     Checkpoint,
     CheckpointError,
     Fingerprint,
+    OpenModel,
     ParameterPath,
     Shards,
     dotted,
@@ -26,7 +27,7 @@ from hybridlm.checkpoint import (
     resolve,
 )
 from hybridlm.checkpoint.content import content_fingerprint
-from hybridlm.checkpoint.given_tensors import NAMES, given_checkpoint
+from hybridlm.checkpoint.given_tensors import NAMES, given_checkpoint, imported
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
@@ -35,16 +36,16 @@ from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
-"""Parameters as `LM.update` takes them."""
+"""Argument of `LM.update`."""
 WHERE = "params"
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """The weights of a loaded model, without their numbers.
+    """Description of the weights of a loaded model.
 
     Attributes:
-        config: the whole model's.
+        config: of the whole model.
         dtype: of the matrices.
         placement: the devices.
         types: shape, dtype and sharding of each parameter in memory, by name.
@@ -57,7 +58,7 @@ class ModelWeights:
 
     @property
     def family(self) -> Family:
-        """The family whose files hold such weights."""
+        """Family of the model's checkpoints."""
         return family_of_model(self.config)
 
     def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
@@ -67,21 +68,20 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class Update:
-    """New parameters that have been checked.
+    """Checked new parameters.
 
     Attributes:
-        names: of the parameters that are replaced.
-        fingerprint: returns the fingerprint of the updated model, after the parameters were read; None for arrays,
-            which are hashed themselves.
+        names: of the replaced parameters.
+        fingerprint: (all parameters by name, after the update) -> fingerprint of the model.
         read: (names) -> these parameters, on their devices.
     """
 
     names: tuple[str, ...]
-    fingerprint: Callable[[], Fingerprint] | None
+    fingerprint: Callable[[Mapping[str, Array]], Fingerprint]
     read: Callable[[tuple[str, ...]], dict[str, Array]]
 
     def layers(self) -> Iterator[tuple[str, ...]]:
-        """Yield the names a layer at a time, so that little is in memory twice."""
+        """Yield the names of each layer: only one layer is in memory twice."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for name in self.names:
             parts = name.split(".")
@@ -89,72 +89,82 @@ class Update:
         yield from map(tuple, groups.values())
 
 
-def checked_update(given: NewWeights, model: ModelWeights, partial_update: bool) -> Update:
-    """Check new weights against a model; no parameter is read.
+def checked_update(source: NewWeights, model: ModelWeights, partial_update: bool) -> Update:
+    """Check new weights against a model without reading a parameter.
 
     Args:
-        given: an `nnx.State`, arrays by the names of parameters or of a checkpoint's tensors, or a checkpoint.
-        model: whose weights are replaced.
+        source: an `nnx.State`; arrays or tensors with DLPack, by the names of parameters or of a checkpoint's tensors;
+            or a checkpoint.
+        model: to be updated.
         partial_update: parameters may be missing.
 
     Raises:
-        TypeError: something else is given.
+        TypeError: another type of source.
         CheckpointError: every name, shape and dtype that does not fit.
     """
-    if isinstance(given, str | os.PathLike):
-        return _of_checkpoint(resolve(given), model, partial_update)
-    if isinstance(given, nnx.State):
-        flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(given))
-        given = {dotted(path): one[...] if isinstance(one, nnx.Variable) else one for path, one in flat}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    if isinstance(source, str | os.PathLike):
+        return _checkpoint_update(resolve(source), model, partial_update)
+    if isinstance(source, nnx.State):
+        flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(source))
+        source = {dotted(path): value[...] if isinstance(value, nnx.Variable) else value for path, value in flat}
+    if not isinstance(source, Mapping) or not all(isinstance(name, str) for name in source):
         raise TypeError(
-            f"params: expected an nnx.State, a dict of arrays by name or the path of a checkpoint, got {type(given)}"
+            f"params: expected an nnx.State, a dict of arrays by name or the path of a checkpoint, got {type(source)}"
         )
-    wrong = [f"{name}: expected an array, found {type(one).__name__}" for name, one in given.items() if not _is(one)]
-    if wrong:
-        raise CheckpointError(WHERE, wrong)
-    if set(given) & set(model.types) or not given:
-        return _of_parameters(given, model, partial_update)
-    family = model.family
-    checkpoint = given_checkpoint(given, WHERE)
+    arrays: dict[str, np.ndarray | Array] = {}
+    faults: list[str] = []
+    for name, value in source.items():
+        try:
+            arrays[name] = imported(value)
+        except (TypeError, ValueError) as error:
+            faults.append(f"{name}: {error}")
+    if faults:
+        raise CheckpointError(WHERE, faults)
+    if arrays.keys() & model.types.keys() or not arrays:
+        # Memory of another library is copied: its owner may change it later.
+        in_place = {
+            name for name, value in source.items() if isinstance(value, Array) and _is_in_place(value, model, name)
+        }
+        return _parameter_update(arrays, in_place, model, partial_update)
+    family, checkpoint = model.family, given_checkpoint(arrays, WHERE)
     if partial_update:
-        family = replace(family, weights=partial(_those_in, family, frozenset(map(family.canonical, given))))
+        family = replace(family, weights=partial(_weights_of, family, frozenset(map(family.canonical, arrays))))
     names = tuple(dotted(choice.weight.path) for choice in check(checkpoint, family, model.config).choices)
-    return Update(names, None, partial(_read, checkpoint, family, model))
+    return Update(names, partial(_content_fingerprint, model), partial(_read, checkpoint, family, model))
 
 
-def _is(one: Any) -> bool:
-    return isinstance(one, jax.Array | np.ndarray)
+def _content_fingerprint(model: ModelWeights, params: Mapping[str, Array]) -> Fingerprint:
+    return Fingerprint(content_fingerprint(params, repr(model.config)))
 
 
-def _those_in(family: Family, given: frozenset[str], config: DecoderConfig) -> list[Weight]:
-    """Return the parameters of which some tensor is given."""
+def _weights_of(family: Family, names: frozenset[str], config: DecoderConfig) -> list[Weight]:
+    """Return the parameters with some tensor among `names`."""
     return [
         weight
         for weight in family.weights(config)
-        if any(name in given for source in weight.options for name in source.shapes)
+        if any(name in names for source in weight.options for name in source.shapes)
     ]
 
 
 def _read(checkpoint: Checkpoint, family: Family, model: ModelWeights, names: tuple[str, ...]) -> dict[str, Array]:
     only = [weight.path for weight in family.weights(model.config) if dotted(weight.path) in names]
-    arrays, _ = load_parameters(checkpoint, family, model.config, model.dtype, None, model.shards(family), only=only)
+    opened = OpenModel(checkpoint, family, model.config)
+    arrays, _ = load_parameters(opened, model.dtype, None, model.shards(family), only=only)
     return {dotted(path): array for path, array in arrays.items()}
 
 
-def _of_checkpoint(path: Path, model: ModelWeights, partial_update: bool) -> Update:
+def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) -> Update:
     if partial_update:
         raise ValueError("partial: expected arrays by name, a checkpoint has all parameters")
     checkpoint, family = open_checkpoint(path), model.family
     if checkpoint.config:
         family_of(checkpoint.config)
-    found = family.read_config(checkpoint.config) if checkpoint.config else model.config
-    kept = ("dtype", "unknown_keys", "eos_token_ids")
-    here = replace(model.config, **{name: getattr(found, name) for name in kept})
-    if found != here:
-        raise CheckpointError(
-            path, "config.json: expected the configuration of the model that is loaded; load this one"
-        )
+        config = family.read_config(checkpoint.config)
+        free = {name: getattr(config, name) for name in ("dtype", "unknown_keys", "eos_token_ids")}
+        if config != replace(model.config, **free):
+            raise CheckpointError(
+                path, "config.json: expected the configuration of the model that is loaded; load this one"
+            )
     grouped = getattr(checkpoint, "grouped", None)
     if (grouped is not None and grouped.quantised) or getattr(checkpoint, "packed", None):
         raise CheckpointError(
@@ -162,97 +172,90 @@ def _of_checkpoint(path: Path, model: ModelWeights, partial_update: bool) -> Upd
         )
     names = tuple(dotted(weight.path) for weight in family.weights(model.config))
     # Every header is checked here.
-    load_parameters(checkpoint, family, model.config, model.dtype, only=[])
-    fingerprint = partial(fingerprint_of, checkpoint, model.dtype)
-    return Update(names, fingerprint, partial(_read, checkpoint, family, model))
+    load_parameters(OpenModel(checkpoint, family, model.config), model.dtype, only=[])
+    return Update(
+        names,
+        lambda params: fingerprint_of(checkpoint, model.dtype),
+        partial(_read, checkpoint, family, model),
+    )
 
 
-def _of_parameters(given: Mapping[str, Any], model: ModelWeights, partial_update: bool) -> Update:
-    """Check arrays by the names of parameters: on the model's devices as they lie there, others as in checkpoints."""
-    whole = {dotted(weight.path): weight for weight in model.family.weights(model.config)}
-    faults: list[str] = []
-    for name in given.keys() - model.types.keys():
-        faults.append(f"unexpected {name}: the model has no such parameter")
-    if not partial_update:
-        faults += [
-            f"missing {name}: expected shape {model.types[name].shape}" for name in model.types.keys() - given.keys()
-        ]
-    placed: dict[str, Array] = {}
-    host: dict[str, Any] = {}
-    for name, one in given.items():
-        if name not in model.types:
-            continue
-        in_place = _lies_as(one, model, name)
-        shape = model.types[name].shape if in_place else whole[name].shape
-        if tuple(one.shape) != tuple(shape):
-            faults.append(f"mis-shaped {name}: expected {tuple(shape)}, found {tuple(one.shape)}")
-        if np.dtype(one.dtype) not in NAMES:
-            faults.append(f"unreadable {name}: expected a float of 16 or 32 bits, found {one.dtype}")
-        if isinstance(one, jax.Array) and not in_place and _over_devices(one):
+def _parameter_update(
+    arrays: Mapping[str, np.ndarray | Array], in_place: Collection[str], model: ModelWeights, partial_update: bool
+) -> Update:
+    """Check arrays by the names of parameters.
+
+    Args:
+        arrays: those `in_place` with the shapes of `model.types`, the others with the shapes of a checkpoint.
+        in_place: names of the arrays with the sharding of their parameters, which are used without a copy.
+        model, partial_update: as for `checked_update`.
+    """
+    shapes = {dotted(weight.path): tuple(weight.shape) for weight in model.family.weights(model.config)}
+    shapes |= {name: tuple(model.types[name].shape) for name in in_place}
+    missing = [] if partial_update else sorted(model.types.keys() - arrays.keys())
+    faults = [f"unexpected {name}: the model has no such parameter" for name in arrays.keys() - model.types.keys()]
+    faults += [f"missing {name}: expected shape {model.types[name].shape}" for name in missing]
+    for name in arrays.keys() & model.types.keys():
+        array = arrays[name]
+        if name not in in_place and isinstance(array, Array) and not array.is_fully_replicated:
             faults.append(
-                f"{name}: expected an array sharded as lm.params has it, or one of one device, found {one.sharding}"
+                f"{name}: expected an array sharded as lm.params has it, or whole on each device, "
+                f"found {array.sharding}"
             )
-        (placed if in_place else host)[name] = one
+        elif tuple(array.shape) != shapes[name]:
+            faults.append(f"mis-shaped {name}: expected {shapes[name]}, found {tuple(array.shape)}")
+        elif np.dtype(array.dtype) not in NAMES:
+            faults.append(f"unreadable {name}: expected a float of 16 or 32 bits, found {array.dtype}")
     if faults:
-        advice = "" if partial_update else "partial=True keeps the parameters that are not given."
-        raise CheckpointError(WHERE, sorted(faults), advice if any("missing" in one for one in faults) else "")
+        advice = "partial=True keeps the parameters that are not given." if missing else ""
+        raise CheckpointError(WHERE, sorted(faults), advice)
+    placed = {name: cast(Array, arrays[name]) for name in in_place}
     faults = [f"{name}: holds numbers beyond {model.types[name].dtype}" for name in _overflowing(placed, model)]
     if faults:
         raise CheckpointError(WHERE, faults)
-    weights = partial(_as_they_are, model.family, frozenset(host))
+    host = {name: array for name, array in arrays.items() if name not in in_place}
+    weights = partial(_weights_by_path, model.family, frozenset(host))
     family = replace(model.family, weights=weights, skipped=(), prefixes=(), root="")
     checkpoint = given_checkpoint(host, WHERE)
 
     def read(names: tuple[str, ...]) -> dict[str, Array]:
-        found = _read(checkpoint, family, model, names) if host.keys() & set(names) else {}
-        return found | {name: _converted(placed[name], model.types[name]) for name in names if name in placed}
+        copied = _read(checkpoint, family, model, names) if host.keys() & set(names) else {}
+        return copied | {name: _converted(placed[name], model.types[name]) for name in names if name in placed}
 
-    return Update(tuple(given), None, read)
+    return Update(tuple(arrays), partial(_content_fingerprint, model), read)
 
 
-def _as_they_are(family: Family, given: frozenset[str], config: DecoderConfig) -> list[Weight]:
-    """Return parameters, each made of one tensor of its own name."""
+def _weights_by_path(family: Family, names: frozenset[str], config: DecoderConfig) -> list[Weight]:
+    """Return the parameters in `names` as checkpoint tensors with the same names."""
     return [
         tensor(weight.path, dotted(weight.path), weight.shape, weight.float32)
         for weight in family.weights(config)
-        if dotted(weight.path) in given
+        if dotted(weight.path) in names
     ]
 
 
-def _over_devices(one: Array) -> bool:
-    return len(one.sharding.device_set) > 1
-
-
-def _lies_as(one: Any, model: ModelWeights, name: str) -> bool:
-    """Whether an array lies on the devices as the parameter does."""
-    if not isinstance(one, jax.Array) or one.ndim != len(model.types[name].shape):
+def _is_in_place(array: Array, model: ModelWeights, name: str) -> bool:
+    """Whether an array has the sharding of the parameter `name`."""
+    kind = model.types.get(name)
+    if kind is None or kind.sharding is None or array.ndim != len(kind.shape):
         return False
-    sharding = model.types[name].sharding
-    return sharding is not None and one.sharding.is_equivalent_to(sharding, one.ndim)
+    return array.sharding.is_equivalent_to(kind.sharding, array.ndim)
 
 
-def _converted(one: Array, kind: jax.ShapeDtypeStruct) -> Array:
-    return one if one.dtype == kind.dtype else one.astype(kind.dtype)
+def _converted(array: Array, kind: jax.ShapeDtypeStruct) -> Array:
+    return array if array.dtype == kind.dtype else array.astype(kind.dtype)
 
 
 def _overflowing(placed: Mapping[str, Array], model: ModelWeights) -> list[str]:
     """Return the names of arrays with a finite number that the parameter's dtype cannot hold."""
-    narrower = {name: one for name, one in placed.items() if one.dtype != model.types[name].dtype}
-    lost = {
-        name: _infinite(one, cast(Any, model.types[name].dtype))
-        for name, one in narrower.items()
-        if model.types[name].dtype != jnp.float32
+    overflows = {
+        name: _overflows(array, cast(Any, model.types[name].dtype))
+        for name, array in placed.items()
+        if model.types[name].dtype not in (array.dtype, jnp.float32)
     }
-    return [name for name, found in jax.device_get(lost).items() if found]
+    return [name for name, overflow in jax.device_get(overflows).items() if overflow]
 
 
 @partial(jax.jit, static_argnums=1)
-def _infinite(one: Array, dtype: Any) -> Array:
-    return jnp.any(jnp.isinf(one.astype(dtype)) & jnp.isfinite(one))
-
-
-def fingerprint_after(update: Update, params: Mapping[str, Array], config: DecoderConfig) -> Fingerprint:
-    """Return the fingerprint of a model with new weights."""
-    if update.fingerprint is None:
-        return Fingerprint(content_fingerprint(params, repr(config)))
-    return update.fingerprint()
+def _overflows(array: Array, dtype: Any) -> Array:
+    return jnp.any(jnp.isinf(array.astype(dtype)) & jnp.isfinite(array))

@@ -1,4 +1,4 @@
-"""The weights of a loaded model: they are replaced, merged with adapters, and saved."""
+"""The weights of a loaded model: replaced, merged with adapters, and saved."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,7 @@ from flax import nnx
 from hybridlm.checkpoint import (
     CheckpointError,
     Fingerprint,
+    OpenModel,
     bind,
     dotted,
     fingerprint_of,
@@ -24,7 +25,7 @@ from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import new_path
 from hybridlm.text_model import LoadedFiles, TextModel
-from hybridlm.update import ModelWeights, NewWeights, checked_update, fingerprint_after
+from hybridlm.update import ModelWeights, NewWeights, checked_update
 from hybridlm.version import __version__
 from models import Decoder, family_of
 from models.ops.linear import LinearWeight
@@ -50,7 +51,7 @@ class Weights:
 
     @property
     def packed(self) -> list[str]:
-        """Names of the parameters that are packed."""
+        """Names of the packed parameters."""
         return [name for name, kind in self._types.items() if isinstance(kind, LinearWeight)]
 
     @property
@@ -66,9 +67,7 @@ class Weights:
         """Merge a LoRA adapter into the weights."""
         self._require_replaceable("merge_adapter")
         if self._texts.fingerprint != self.source_fingerprint:
-            raise ValueError(
-                "merge_adapter: the weights have been updated and are those of no checkpoint; merge it there"
-            )
+            raise ValueError("merge_adapter: the weights have been updated and belong to no checkpoint; merge it there")
         weights, config = self._description, self._texts.config
         source, dtype, family = open_checkpoint(self._texts.path), weights.dtype, weights.family
         if fingerprint_of(source, dtype, self._adapters) != self._texts.fingerprint:
@@ -78,7 +77,8 @@ class Weights:
         changed = [weight.path for weight in family.weights(config) if bound[-1].touches(weight)]
         shards = weights.shards(family)
         with self._engine.settings.for_arrays():
-            arrays, _ = load_parameters(source, family, config, dtype, None, shards, bound, changed)
+            model = OpenModel(source, family, config)
+            arrays, _ = load_parameters(model, dtype, None, shards, bound, changed)
         self._engine.release_parameters()
         self._adapters, self.source_fingerprint = adapters, fingerprint_of(source, dtype, adapters)
         params = self._texts.params | {dotted(path): array for path, array in arrays.items()}
@@ -99,8 +99,7 @@ class Weights:
                 for name in names:
                     arrays.pop(name, None)
                 arrays |= update.read(names)
-            fingerprint = fingerprint_after(update, arrays, texts.config)
-            self._use({name: arrays[name] for name in self._types}, typed, fingerprint)
+            self._use({name: arrays[name] for name in self._types}, typed, update.fingerprint(arrays))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write the model."""
@@ -120,7 +119,7 @@ class Weights:
         save_checkpoint(target, texts.path, model, parameters, packed)
 
     def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: Fingerprint) -> None:
-        """Run with other parameters of the same types, in the same order, from now on."""
+        """Use other parameters of the same types, in the same order."""
         self._texts.params, self._texts.fingerprint = params, fingerprint
         paths: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(typed)))
         self.decoder, _ = assemble(typed, {path: params[dotted(path)] for path, _ in paths})
@@ -140,5 +139,5 @@ class Weights:
 
 
 def _type_of(param: Any) -> Any:
-    """Return shape, dtype and sharding of a parameter; of a packed one the arrays' own."""
+    """Return shape, dtype and sharding of the arrays of a parameter."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), param)

@@ -1,7 +1,7 @@
 """Checkpoints: find the directory, check it, read parameters one at a time, write saved models.
 
-Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, which is given a directory, and with
-`weights`, which reads parameters; `model` says which family it holds.
+Imports `gguf_files`, `quantised`, `files` and `errors`. Begin with `opened`, which opens a directory, and with
+`weights`, which reads parameters; `model` finds the family.
 """
 
 from hybridlm.checkpoint.adapters import Adapter, BoundAdapter, bind, open_adapter
@@ -11,6 +11,7 @@ from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
 from hybridlm.checkpoint.hub import resolve
 from hybridlm.checkpoint.opened import (
     Checkpoint,
+    OpenModel,
     fingerprint_of,
     has_head,
     head_tensors,
@@ -32,6 +33,7 @@ __all__ = [
     "Fingerprint",
     "LoadReport",
     "LoadedWeights",
+    "OpenModel",
     "ParameterPath",
     "Progress",
     "SafetensorsFile",

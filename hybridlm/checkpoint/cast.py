@@ -1,4 +1,4 @@
-"""Conversion of arrays to another dtype, block by block; values that do not fit are errors."""
+"""Conversion of arrays to another dtype, block by block, with errors for overflows."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from hybridlm.errors import CheckpointError
 DTYPES: Mapping[str, np.dtype] = {kind.name: kind for kind in READABLE.values()}
 """Dtypes that parameters are loaded in, by name."""
 
-# Elements that are converted at once; bounds the memory that a conversion needs beside its result.
+# Elements that are converted at once; bounds the memory of a conversion.
 _BLOCK = 1 << 22
 _MEMORY = HugePages()
 
@@ -75,7 +75,7 @@ def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
 
 
 def aligned_empty(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Allocate an array, uninitialized, that XLA's CPU client takes over without a copy."""
+    """Allocate an uninitialised array that XLA's CPU client takes over without a copy."""
     return _MEMORY.empty(math.prod(shape) * kind.itemsize).view(kind).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""Heads of texts: the matrix of a sequence-classification or reward model, in the place of a vocabulary head."""
+"""Heads of sequence-classification and reward models, in the place of a vocabulary head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ from models import JEV, JEV_HEAD, DecoderConfig, Family, text_fields
 SCORE = "score.weight"
 """Name of the matrix, as transformers' `ForSequenceClassification` has it."""
 DECISION_HEADS = ("judge_config.json", "decision_config.json")
-"""Files that describe the head of a decision model beside its weights, which may have no vocabulary head then."""
+"""Files that describe the head of a decision model; its weights may have no vocabulary head."""
 SCORE_PATTERN = r"score\.weight"
-"""Tensors that a family skips in a checkpoint whose head was read here."""
+"""Tensors that a family skips after this module has read the head."""
 READ_ELSEWHERE = frozenset({SCORE_PATTERN, *JEV_HEAD})
 """Patterns of skipped tensors that are heads, and not left out."""
 
@@ -44,11 +44,11 @@ def read_classifier(
         directory, family, config: the opened checkpoint.
 
     Returns:
-        The family and the configuration that its other tensors have, the head, and whether there is a vocabulary head.
-        Without one the model has its embedding in that place, which no result may be computed with.
+        The family and the configuration of the other tensors, the head, and whether there is a vocabulary head.
+        Without a vocabulary head the model has its embedding in that place, and no result may depend on it.
 
     Raises:
-        CheckpointError: the head has another shape than config.json says, or numbers that are not finite.
+        CheckpointError: the head has another shape than in config.json, or numbers that are not finite.
     """
     if isinstance(directory, SavedDirectory):
         return family, config, None, True
@@ -56,8 +56,8 @@ def read_classifier(
     bare = not any(name.endswith("lm_head.weight") for name in names)
     if SCORE not in names:
         # A model that was saved without any head, as embedding models are.
-        models = [str(one) for one in directory.config.get("architectures") or ()]
-        headless = (models and all(one.endswith("Model") for one in models)) or _has_decision_head(directory)
+        models = [str(name) for name in directory.config.get("architectures") or ()]
+        headless = (models and all(name.endswith("Model") for name in models)) or _has_decision_head(directory)
         if bare and not config.tied and headless:
             return family, replace(config, tied=True), None, False
         return family, config, None, True
@@ -78,8 +78,8 @@ def _has_decision_head(directory: Checkpoint) -> bool:
 
 
 def _labels(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of config.json, in order; empty if it has none."""
-    given = fields.get("id2label") or text_fields(fields).get("id2label")
-    if not isinstance(given, Mapping):
+    """Return the names of labels in config.json, in order; empty by default."""
+    labels = fields.get("id2label") or text_fields(fields).get("id2label")
+    if not isinstance(labels, Mapping):
         return ()
-    return tuple(str(given.get(str(i), f"LABEL_{i}")) for i in range(len(given)))
+    return tuple(str(labels.get(str(i), f"LABEL_{i}")) for i in range(len(labels)))

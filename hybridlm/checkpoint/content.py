@@ -1,4 +1,4 @@
-"""Fingerprint of the parameters of a model as they lie in memory, in which every bit counts."""
+"""Fingerprint of every bit of the parameters of a model in memory."""
 
 import hashlib
 import json
@@ -15,27 +15,29 @@ _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def content_fingerprint(params: Mapping[str, Array], description: str) -> str:
-    """Return a SHA-256, in hexadecimal, of a description and of every parameter's name, dtype, shape and bits.
+    """Return a SHA-256 of a description and of each parameter's name, dtype, shape and bits.
 
-    The bits are reduced where they lie, to 128 for each parameter: one pass over the weights. This finds every change
-    that is not made to deceive. Over a mesh whose devices hold parts in another order the same weights have another
-    fingerprint.
+    Each device reduces its bits, to 128 for each parameter: one pass over the weights. This finds every accidental
+    change. The same weights have another fingerprint over a mesh with another order of their parts.
 
     Args:
         params: by name.
-        description: of everything else that counts.
+        description: of everything else that the fingerprint covers.
+
+    Returns:
+        64 hexadecimal digits.
     """
     digest = hashlib.sha256(description.encode())
-    found = jax.device_get({name: array_digest(array) for name, array in params.items()})
-    for name in sorted(found):
+    words = jax.device_get({name: array_digest(array) for name, array in params.items()})
+    for name in sorted(words):
         array = params[name]
-        digest.update(json.dumps([name, str(array.dtype), array.shape, found[name].tolist()]).encode())
+        digest.update(json.dumps([name, str(array.dtype), array.shape, words[name].tolist()]).encode())
     return digest.hexdigest()
 
 
 @jax.jit
 def array_digest(x: Array) -> Array:
-    """Return uint32 [4]: sums of mixed bits, each with its place, which no order of summation changes."""
+    """Return uint32 [4]: sums of mixed bits and places, for every order of summation."""
     bits = lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     stride = 1
@@ -47,7 +49,7 @@ def array_digest(x: Array) -> Array:
 
 
 def _mixed(x: Array) -> Array:
-    """Return the bits of each word spread over all of it, one to one (the finalizer of MurmurHash3)."""
+    """Return a bijective mix of the bits of each word (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return x ^ (x >> np.uint32(16))

@@ -23,7 +23,7 @@ from models import UnsupportedModel, family_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-BESIDE = "hf_quant_config.json"
+NVIDIA = "hf_quant_config.json"
 """NVIDIA's second description of a quantised checkpoint."""
 # Mixed-precision checkpoints list tens of thousands of layers in config.json.
 MAX_CONFIG_BYTES = 16 * MEGABYTE
@@ -34,16 +34,16 @@ _FLOATS = ("Infinity", "-Infinity", "NaN")
 
 @dataclass(frozen=True)
 class CheckpointDirectory:
-    """An opened checkpoint: its configuration and the place of each tensor. No tensor has been read.
+    """An opened checkpoint: its configuration and the places of its unread tensors.
 
     Attributes:
         path: the directory, or the GGUF file.
         config: config.json.
-        files: tensor name -> the file that holds it; codes and scales are tensors of their own.
+        files: tensor name -> its file; codes and scales are separate tensors.
         grouped: the tensors of each quantised weight, taken together.
         settings: the quantisation that the configuration describes.
         notes: remarks that are no faults, one sentence each.
-        unindexed: tensor name -> the file that holds it, for tensors that the index does not list; not in `files`.
+        unindexed: tensor name -> its file, for tensors that the index does not list; not in `files`.
         quantisation_file: content of hf_quant_config.json; None without this file.
     """
 
@@ -74,13 +74,13 @@ class CheckpointDirectory:
         return () if name in self.grouped.faults else self.info(name).shape
 
     def stored_as(self, name: str) -> str:
-        """Return the dtype of a weight in the format's words, or the scheme that it is quantised by."""
+        """Return the dtype of a weight in the format's words, or its quantisation scheme."""
         if name in self.grouped.quantised:
             return self.grouped.quantised[name].scheme
         return self.info(name).dtype
 
     def read(self, name: str) -> np.ndarray:
-        """Return a weight: a read-only view in its mapped file (see `SafetensorsFile.read`), or dequantised in float32.
+        """Return a weight: a read-only view of its file, or dequantised in float32.
 
         Raises:
             CheckpointError: a dtype that is not read, a scale or a code that is not finite, or a file that has shrunk.
@@ -91,7 +91,7 @@ class CheckpointDirectory:
             return self.grouped.quantised[name].dequantise(self.read_part)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the form in which a weight stays packed; None for a plain one, or one that can only be dequantised."""
+        """Return the packed form of a quantised weight; None without such a form."""
         if name not in self.grouped.quantised:
             return self.files[name].packed_form(name)
         tensor = self.grouped.quantised[name]
@@ -105,7 +105,7 @@ class CheckpointDirectory:
             return pack(self.grouped.quantised[name], self.read_part, form)
 
     def read_part(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor of the files as it is stored, codes as uint8."""
+        """Return a read-only view of one stored tensor, codes as uint8."""
         return self.files[name].read_stored(name)
 
     @contextmanager
@@ -127,7 +127,7 @@ class CheckpointDirectory:
 def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """Open a checkpoint directory and check config.json, the index and every header.
 
-    If model.safetensors and an index are both present, the single file is used, as in transformers; a note says so.
+    If model.safetensors and an index are both present, the single file is used, as in transformers, with a note.
 
     Raises:
         CheckpointError: no directory, no config.json, no safetensors weights (pickles are refused), or faults in the
@@ -161,17 +161,19 @@ def _grouped(
     notes: tuple[str, ...],
     unindexed: Mapping[str, SafetensorsFile] = MappingProxyType({}),
 ) -> CheckpointDirectory:
-    beside = read_object(directory / BESIDE, MAX_CONFIG_BYTES) if (directory / BESIDE).exists() else None
-    settings = read_settings(config, beside)
+    nvidia = read_object(directory / NVIDIA, MAX_CONFIG_BYTES) if (directory / NVIDIA).exists() else None
+    settings = read_settings(config, nvidia)
     if any(file.metadata.get("format") == "mlx" for file in files.values()):
         settings = refused("mlx", "safetensors: format mlx")
     tensors = {name: file.tensors[name] for name, file in files.items()}
     grouped = group_tensors(tensors, lambda name: files[name].read_stored(name), settings.hints)
-    return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed, beside)
+    return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed, nvidia)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json of at most 16 MB; `{"__float__": "Infinity"}`, as transformers 5 writes it, is a float.
+    """Read a config.json of at most 16 MB.
+
+    `{"__float__": "Infinity"}` is a float, as transformers 5 writes it.
 
     Raises:
         CheckpointError: missing, too long, or not a JSON object without duplicate keys.
@@ -191,7 +193,7 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
 def _open_shards(
     directory: Path, config: Mapping[str, Any]
 ) -> tuple[Mapping[str, SafetensorsFile], Mapping[str, SafetensorsFile], list[str]]:
-    """Return the files of tensors inside and outside the index, and a note on entries without a tensor."""
+    """Return the files of indexed tensors, of other tensors, and notes on missing tensors."""
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -227,7 +229,7 @@ def _open_shards(
 
 
 def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:
-    """Return which tensors the family of a config.json does not read."""
+    """Return the predicate of tensors that the family of a config.json does not read."""
     try:
         family = family_of(config)
     except UnsupportedModel:
@@ -244,7 +246,7 @@ def _open_shard(directory: Path, file_name: str, faults: list[str]) -> Safetenso
 
 
 def _is_inside(file_name: str) -> bool:
-    """Whether a file name stays in the directory on every system, by the name alone.
+    """Whether a file name, by itself, stays in the directory on every system.
 
     The name is not resolved: in the Hub's cache every file is a link into another folder.
     """
@@ -277,5 +279,5 @@ def _listing(directory: Path) -> str:
 def listed(names: Iterable[str], limit: int = 12) -> str:
     """Return names separated by commas; those beyond `limit` are counted."""
     names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest

@@ -99,7 +99,7 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
 
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
-    """Return the fingerprint of a checkpoint, read from its unchanged files.
+    """Return the fingerprint of a checkpoint with unchanged files.
 
     If the files have changed, the loaded content is unknown: a warning is logged and the result is a random text.
 

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its tensors under their Hugging Face names, packed or dequantised."""
+"""A GGUF file as a checkpoint, with the Hugging Face names of its tensors."""
 
 import os
 from pathlib import Path
@@ -19,17 +19,20 @@ class GgufFile(MappedFile):
 
     Attributes:
         path: the file.
-        tensors: Hugging Face name -> TensorInfo, whose dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
+        tensors: Hugging Face name -> TensorInfo; its dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
     """
 
     def __init__(self, header: GgufHeader, named: dict[str, NamedTensor]) -> None:
         """Map the file of a header."""
-        tensors = {name: TensorInfo(one.stored.dtype, one.shape, one.begin, one.end) for name, one in named.items()}
+        tensors = {
+            name: TensorInfo(tensor.stored.dtype, tensor.shape, tensor.begin, tensor.end)
+            for name, tensor in named.items()
+        }
         super().__init__(header.path, MappingProxyType(tensors))
         self._named = named
 
     def read(self, name: str) -> np.ndarray:
-        """Return one tensor, dequantised in float32 where it is stored in blocks.
+        """Return one tensor; blocks are dequantised in float32.
 
         Raises:
             KeyError: no tensor of that name.
@@ -40,7 +43,7 @@ class GgufFile(MappedFile):
     read_stored = read
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the form in which a tensor stays packed; None where it can only be dequantised."""
+        """Return the packed form of a tensor; None without such a form."""
         return self._named[name].packed_form()
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
@@ -53,12 +56,12 @@ class GgufFile(MappedFile):
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a file that is named as a GGUF file."""
+    """Whether a path is a file with the suffix of GGUF files."""
     return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
 
 
 def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return file name -> content of config.json and the tokenizer's files, made from the metadata of a GGUF file."""
+    """Return name -> content: config.json and the tokenizer's files of a GGUF file."""
     return {name: text.encode() for name, text in companions(read_header(path)).items()}
 
 
@@ -66,7 +69,7 @@ def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """Open a GGUF file of an architecture of `hybridlm.gguf_files.config.ARCHITECTURES`.
 
     Raises:
-        CheckpointError: a damaged file, or what is not read, by name.
+        CheckpointError: a damaged file, or an unsupported part, by name.
         MissingExtra: the `gguf` package is not installed.
     """
     header = read_header(path)

@@ -1,4 +1,4 @@
-"""Arrays that a caller gives, as a checkpoint: they are checked and read as the tensors of a file are."""
+"""Arrays in memory as a checkpoint, checked and read like the tensors of a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,15 +19,15 @@ NAMES = {kind: name for name, kind in READABLE.items()}
 
 
 class GivenTensors(TensorFile):
-    """Arrays by name, as a file of tensors.
+    """Arrays by name, with the interface of a file of tensors.
 
     Args:
-        arrays: host or device arrays; they are read as they are at that moment.
+        arrays: NumPy or JAX arrays; `read` returns their values at the time of the call.
         where: name of their source, for errors.
 
     Attributes:
         path: that name.
-        tensors: dtype and shape of each; a dtype that is no float of 16 or 32 bits has NumPy's name.
+        tensors: dtype and shape of each; a dtype other than a float of 16 or 32 bits has NumPy's name.
     """
 
     def __init__(self, arrays: Mapping[str, Any], where: str):
@@ -36,7 +36,7 @@ class GivenTensors(TensorFile):
         super().__init__(Path(where), MappingProxyType(tensors))
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array on the host, which may share memory with the one that was given."""
+        """Return an array on the host, perhaps with the memory of the caller."""
         return np.asarray(jax.device_get(self._arrays[name]))
 
 
@@ -54,3 +54,34 @@ def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirecto
     file = GivenTensors(arrays, where)
     plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
     return CheckpointDirectory(Path(where), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())
+
+
+def imported(tensor: Any) -> np.ndarray | jax.Array:
+    """Return an array that shares the memory of a tensor, through DLPack.
+
+    Args:
+        tensor: NumPy or JAX array, returned unchanged; or a tensor of another library, as PyTorch. Only a PyTorch
+            tensor with gaps between its elements and a dtype that NumPy lacks (bfloat16) is copied.
+
+    Raises:
+        TypeError: an object without DLPack.
+        ValueError: a tensor that cannot be exported: of a device that JAX does not use, sparse, or without memory of
+            its own, as PyTorch's DTensor, which DLPack exports as uninitialised numbers.
+    """
+    if isinstance(tensor, np.ndarray | jax.Array):
+        return tensor
+    if not hasattr(tensor, "__dlpack__"):
+        raise TypeError(f"expected an array, found {type(tensor).__name__}")
+    try:
+        if hasattr(tensor, "data_ptr"):
+            tensor = tensor.detach()
+            tensor.data_ptr()
+        try:
+            return np.from_dlpack(tensor)
+        except (BufferError, RuntimeError):  # NumPy has no bfloat16 and no other device
+            return jax.dlpack.from_dlpack(tensor.contiguous() if hasattr(tensor, "contiguous") else tensor)
+    except (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+        kind = f"{type(tensor).__name__} on {getattr(tensor, 'device', 'an unknown device')}"
+        raise ValueError(
+            f"expected a dense tensor in host memory (.cpu(), .full_tensor()), found {kind}: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Check of the headers of a checkpoint against the tensors that a family needs, before any tensor is read."""
+"""Check of the headers of a checkpoint against the tensors of a family."""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from models.weights.sources import ArraySlice, TensorSlice
 
 @dataclass(frozen=True)
 class ChosenSource:
-    """The source that a checkpoint has for one parameter.
+    """The source of one parameter in a checkpoint.
 
     Attributes:
         weight: the parameter.
@@ -33,7 +33,7 @@ class ChosenSource:
     names: Mapping[str, str]
 
     def pieces(self, checkpoint: CheckpointDirectory, window: ArraySlice) -> list[TensorSlice]:
-        """Return the tensor slices that fill a window of the parameter, in the order in which the files hold them."""
+        """Return the tensor slices of a window of the parameter, in the order of the files."""
 
         def place(piece: TensorSlice) -> tuple[str, int]:
             name = self.names[piece.name]
@@ -46,7 +46,7 @@ class ChosenSource:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """The tensors that will be read.
+    """The tensors to be read.
 
     Attributes:
         choices: one per parameter, in the family's order.
@@ -60,14 +60,14 @@ class ReadPlan:
 
 
 def check(checkpoint: CheckpointDirectory, family: Family, config: Any) -> ReadPlan:
-    """Choose a source for each parameter, from headers alone; only a redundant head is read.
+    """Choose a source for each parameter, from headers and, if present, a redundant head.
 
-    If a checkpoint has all tensors of several options, the first one whose shapes fit is used, and the tensors of the
-    others are unexpected.
+    If a checkpoint has all tensors of several options, the first option with fitting shapes is used, and the tensors of
+    the others are unexpected.
 
     Raises:
-        CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor, with what was expected
-            and what was found. "Missing" refers to the option that is the nearest to complete.
+        CheckpointError: every missing, unexpected, mis-shaped, ambiguous or unreadable tensor, with its expected form.
+            "Missing" refers to the most complete option.
     """
     weights = family.weights(config)
     wanted = {name for weight in weights for source in weight.options for name in source.shapes}
@@ -129,18 +129,18 @@ _ROWS = 4096
 
 
 def _redundant_head(checkpoint: CheckpointDirectory, head: str, embedding: str) -> str | None:
-    """Compare the head that the files of a tied model hold with its embedding; None if they are equal."""
+    """Return the difference of a tied model's stored head from its embedding, or None."""
     shapes = [checkpoint.shape(name) for name in (head, embedding)]
     kinds = [checkpoint.stored_as(name) for name in (head, embedding)]
     advice = (
-        "config.json says that the head is the embedding (tie_word_embeddings); "
+        "config.json makes the head the embedding (tie_word_embeddings); "
         '"tie_word_embeddings": false in config.json uses the head of the file'
     )
     if shapes[0] != shapes[1] or any(kind not in READ for kind in kinds):
         return f"unexpected {head}: found {kinds[0]} {shapes[0]} beside {embedding}, {kinds[1]} {shapes[1]}; {advice}"
-    one, two = checkpoint.read(head), checkpoint.read(embedding)
+    tables = checkpoint.read(head), checkpoint.read(embedding)
     for start in range(0, shapes[0][0], _ROWS):
-        a, b = (each[start : start + _ROWS].astype(np.float32) for each in (one, two))
+        a, b = (table[start : start + _ROWS].astype(np.float32) for table in tables)
         if not np.array_equal(a, b, equal_nan=True):
             row = start + int(np.argmax((a != b).any(axis=1)))
             return f"unexpected {head}: differs from {embedding}, first in row {row}; {advice}"
@@ -154,10 +154,9 @@ def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) ->
         CheckpointError: all names have a prefix that no checkpoint of the family has.
     """
     names = list(checkpoint.names)
-    found = {family.canonical(raw) for raw in names}
-    if found & (wanted - {HEAD}):
+    if {family.canonical(raw) for raw in names} & (wanted - {HEAD}):
         return family.canonical
-    # As transformers saves the model below the head.
+    # transformers' model without its head.
     if any(family.root + raw in wanted for raw in names):
         return lambda raw: family.root + raw if family.root + raw in wanted else family.canonical(raw)
     prefixes: Counter[str] = Counter()
@@ -183,10 +182,10 @@ def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) ->
 
 def _choose(checkpoint: CheckpointDirectory, weight: Weight, present: Mapping[str, str]) -> ChosenSource:
     def lacking(source: WeightSource) -> tuple[float, int]:
-        """Return the fraction of its tensors that is missing, and the number of tensors of another shape."""
-        found = {name: checkpoint.shape(present[name]) for name in source.shapes if name in present}
-        other = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in found.items())
-        return 1 - len(found) / len(source.shapes), other
+        """Return the missing fraction of the tensors, and the number of tensors of another shape."""
+        shapes = {name: checkpoint.shape(present[name]) for name in source.shapes if name in present}
+        misfits = sum(tuple(source.shapes[name]) != tuple(shape) for name, shape in shapes.items())
+        return 1 - len(shapes) / len(source.shapes), misfits
 
     source = min(weight.options, key=lacking)
     return ChosenSource(weight, source, {name: present.get(name, name) for name in source.shapes})
@@ -204,19 +203,19 @@ def _missing(
     file = next((file for raw, file in checkpoint.unindexed.items() if family.canonical(raw) == name), None)
     if file is not None:
         message += f" in the index (but in {file.path.name})"
-    if weight is not None and not any(other in present for source in weight.options for other in source.shapes):
-        others = [next(iter(source.shapes)) for source in weight.options if name not in source.shapes]
-        message += f" (nor the other layout, {', '.join(others)})"
+    if weight is not None and not any(present.keys() & source.shapes.keys() for source in weight.options):
+        layouts = [next(iter(source.shapes)) for source in weight.options if name not in source.shapes]
+        message += f" (nor the other layout, {', '.join(layouts)})"
     return message
 
 
 def _misfit(checkpoint: CheckpointDirectory, name: str, raw: str, shape: tuple[int, ...]) -> list[str]:
     if raw in checkpoint.grouped.faults:
         return [f"unreadable {raw}: {checkpoint.grouped.faults[raw]}"]
-    found, dtype = checkpoint.shape(raw), checkpoint.stored_as(raw)
+    stored, dtype = checkpoint.shape(raw), checkpoint.stored_as(raw)
     faults: list[str] = []
-    if found != tuple(shape):
-        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {found}")
+    if stored != tuple(shape):
+        faults.append(f"mis-shaped {raw}: expected {tuple(shape)}, found {stored}")
     if dtype not in READ:
         faults.append(f"unreadable {raw}: {unreadable(dtype)}")
     return faults

@@ -1,4 +1,4 @@
-"""Location of a checkpoint: a local directory, or a model on the Hugging Face Hub or in its cache."""
+"""Location of a checkpoint: a local directory, the Hugging Face Hub or its cache."""
 
 import os
 import re
@@ -29,7 +29,7 @@ FILES = [
     "calibration.json",
     "additional_chat_templates/*.jinja",
 ]
-# "*" crosses folders in these patterns; checkpoints of other formats lie in folders ("original/", "onnx/").
+# "*" crosses folders in these patterns; folders have checkpoints of other formats ("original/", "onnx/").
 IGNORED = [f"*/{name}" for name in FILES]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9_][\w.-]{0,95})?", re.ASCII)
 
@@ -45,33 +45,33 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
 
     Raises:
         CheckpointError: no such directory, not a Hub id, not on the Hub, not allowed, or not in the cache while
-            offline (HF_HUB_OFFLINE=1); says what to do.
+            offline (HF_HUB_OFFLINE=1); with advice.
     """
-    given = os.fspath(dir_or_hub_id)
+    name = os.fspath(dir_or_hub_id)
     # os.path instead of Path, which raises for "~nobody" and for a name that is too long.
-    path = os.path.expanduser(given)
+    path = os.path.expanduser(name)
     if os.path.isdir(path):
         return Path(path)
     if is_gguf(path):
         return Path(path)
     if os.path.exists(path):
         raise CheckpointError(
-            given,
+            name,
             "is a file",
             "Give a GGUF file, or the directory that holds config.json (of an adapter: adapter_config.json) and the "
             "safetensors files.",
         )
-    if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(given):
+    if isinstance(dir_or_hub_id, os.PathLike) or _looks_like_path(name):
         raise CheckpointError(
-            given, f"no such directory (looked at {os.path.abspath(path)})", "Hub ids have the form organisation/name."
+            name, f"no such directory (looked at {os.path.abspath(path)})", "Hub ids have the form organisation/name."
         )
-    if not _HUB_ID.fullmatch(given) or ".." in given or "--" in given:
-        raise CheckpointError(given, "neither a directory nor a Hub id (organisation/name)")
-    return _download(given, revision, cache_dir)
+    if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
+        raise CheckpointError(name, "neither a directory nor a Hub id (organisation/name)")
+    return _download(name, revision, cache_dir)
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with the LoRA adapter in one of its folders; download it if necessary.
+    """Return the directory of a checkpoint with an adapter folder; download if necessary.
 
     Args:
         dir_or_hub_id: as for `resolve`.
@@ -87,8 +87,8 @@ def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
     return _download(os.fspath(dir_or_hub_id), None, None, files, [])
 
 
-def _looks_like_path(given: str) -> bool:
-    return given.startswith((".", "/", "~")) or given.endswith("/") or "\\" in given or given.count("/") > 1
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith("/") or "\\" in name or name.count("/") > 1
 
 
 def _download(
@@ -98,8 +98,8 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    """Download the files of a model on the Hub into huggingface_hub's cache; return the snapshot's folder."""
-    # Imported here because it takes longer than everything else that a local directory needs.
+    """Download the files of a model into huggingface_hub's cache; return the snapshot's folder."""
+    # Imported here: it takes longer than everything else for a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -109,7 +109,7 @@ def _download(
     )
 
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             hub_id, revision=revision, cache_dir=cache_dir, allow_patterns=[*files], ignore_patterns=[*ignored]
         )
     except GatedRepoError as error:
@@ -136,4 +136,4 @@ def _download(
     except OSError as error:
         # Any other error of the network, the Hub or the disk.
         raise CheckpointError(hub_id, f"could not be fetched from the Hub: {error}", "Try again later.") from error
-    return Path(found)
+    return Path(folder)

@@ -1,4 +1,4 @@
-"""Memory for weights in huge pages of 2 MB, which a processor reads faster than pages of 4 KB.
+"""Memory for weights in huge pages of 2 MB, for faster reads.
 
 A step reads each weight from end to end. With small pages a core looks up an address every 4 KB, and neither its
 prefetchers nor the requests of our kernels go on where the address of a page is not at hand (docs/cpu-kernels.md).
@@ -20,7 +20,7 @@ memory."""
 
 
 class HugePages:
-    """Memory in blocks, each of which is there as long as an array in it."""
+    """Memory in blocks; a block lives as long as an array in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,9 +28,9 @@ class HugePages:
         self._used = 0
 
     def empty(self, size: int) -> np.ndarray:
-        """Allocate bytes, uninitialized and aligned, whose memory is given back when the last view of them is gone.
+        """Allocate uninitialised, aligned bytes; their memory is freed with their last view.
 
-        Where the system has no such pages, memory is in those that it has.
+        A system without huge pages uses its own.
         """
         if size == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
             buffer = np.empty(size + ALIGNMENT, np.uint8)
@@ -43,20 +43,20 @@ class HugePages:
                 self._block, self._used = weakref.ref(block), -np.frombuffer(block, np.uint8).ctypes.data % PAGE
             start = self._used
             self._used = -(-(start + size) // ALIGNMENT) * ALIGNMENT
-        taken = np.frombuffer(block, np.uint8, size, start)
-        weakref.finalize(taken, _give_back, block, start, size).atexit = False
-        return taken
+        view = np.frombuffer(block, np.uint8, size, start)
+        weakref.finalize(view, _free, block, start, size).atexit = False
+        return view
 
 
 def _new_block(size: int) -> mmap.mmap:
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel that was built without
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
 
 
-def _give_back(block: mmap.mmap, start: int, size: int) -> None:
-    """Give back the small pages that hold nothing else; the others in the block stay."""
+def _free(block: mmap.mmap, start: int, size: int) -> None:
+    """Free the small pages inside an array; the other pages of the block stay."""
     first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if first < end:
         block.madvise(mmap.MADV_DONTNEED, first, end - first)

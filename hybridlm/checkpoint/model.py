@@ -4,20 +4,20 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from hybridlm.checkpoint import Checkpoint, CheckpointError, has_head, head_tensors, open_checkpoint
+from hybridlm.checkpoint import Checkpoint, CheckpointError, OpenModel, has_head, head_tensors, open_checkpoint
 from hybridlm.checkpoint.directory import read_config
 from models import FAMILIES, ConfigError, DecoderConfig, Family, family_named, family_of
 
 
-def open_model(path: Path, head: bool = False) -> tuple[Checkpoint, Family, DecoderConfig]:
-    """Open a checkpoint and read its configuration; no tensor is read.
+def open_model(path: Path, head: bool = False) -> OpenModel:
+    """Open a checkpoint and read its configuration, but no tensor.
 
     Args:
         path: the directory.
         head: with the multi-token-prediction head.
 
     Raises:
-        CheckpointError: faults of the files, together with those of config.json if there are both; or no head.
+        CheckpointError: faults of the files, together with the faults of config.json; or no head.
         ConfigError, UnsupportedModel: every fault of config.json.
         ValueError: no head is implemented for the family.
     """
@@ -33,11 +33,11 @@ def open_model(path: Path, head: bool = False) -> tuple[Checkpoint, Family, Deco
     _warn_of_unused(path, family, config)
     if head:
         require_head(directory)
-    return directory, family, config
+    return OpenModel(directory, family, config)
 
 
 def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[Family, DecoderConfig]:
-    """Return the family and the configuration of a config.json; warn of fields that are not used.
+    """Return the family and the configuration of a config.json; warn of unused fields.
 
     Args:
         path: of the checkpoint, for the warning.
@@ -68,7 +68,7 @@ def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
 
 
 def _config_faults(path: Path, head: bool) -> list[str]:
-    """Return the faults of the fields of config.json; none if the file itself cannot be read."""
+    """Return the faults of the fields of config.json; empty for an unreadable file."""
     try:
         _read(read_config(path / "config.json"), head)
     except CheckpointError:
@@ -81,7 +81,7 @@ def _config_faults(path: Path, head: bool) -> list[str]:
 
 
 def family_of_model(config: DecoderConfig) -> Family:
-    """Return the family whose files hold the weights of a model, its multi-token-prediction head if it has one."""
+    """Return the family of a model, in its variant with the multi-token-prediction head if necessary."""
     family, _ = family_named(config.family)
     return family if config.head is None else with_head(family)
 
@@ -90,16 +90,16 @@ INSTEAD = "speculate='ngram' needs no head."
 
 
 def with_head(family: Family) -> Family:
-    """Return the variant of a family that has the multi-token-prediction head.
+    """Return the variant of a family with the multi-token-prediction head.
 
     Raises:
-        ValueError: none is implemented.
+        ValueError: the family has no such variant.
     """
     if family.with_head is None:
-        known = ", ".join(dict.fromkeys(one.name for one in FAMILIES if one.with_head is not None))
+        names = ", ".join(dict.fromkeys(other.name for other in FAMILIES if other.with_head is not None))
         raise ValueError(
             f"speculate: 'mtp' needs a multi-token-prediction head, and none is implemented for family {family.name} "
-            f"(for {known} it is). {INSTEAD}"
+            f"(for {names} it is). {INSTEAD}"
         )
     return family.with_head
 
@@ -108,7 +108,7 @@ def require_head(directory: Checkpoint) -> None:
     """Check that a checkpoint has a multi-token-prediction head.
 
     Raises:
-        CheckpointError: it has no tensor of one.
+        CheckpointError: it has no tensor of a head.
     """
     family = family_of(directory.config)
     with_head(family)

@@ -1,4 +1,4 @@
-"""Checkpoints in Hugging Face's layout, in a GGUF file or written by `LM.save`, behind one set of functions."""
+"""Checkpoints of all layouts: Hugging Face's, a GGUF file, a model of `LM.save`."""
 
 import hashlib
 import os
@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hybridlm.checkpoint.adapters import Adapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
@@ -15,13 +16,21 @@ from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.saved.index import SavedDirectory, is_saved, open_saved
 from hybridlm.checkpoint.saved.read import head_parameters
 from hybridlm.gguf_files import BLOCK_TYPES
-from models import Family, text_fields
+from models import DecoderConfig, Family, text_fields
 
 Checkpoint = CheckpointDirectory | SavedDirectory
 
 
+class OpenModel(NamedTuple):
+    """An opened checkpoint, its family, and the family's reading of config.json."""
+
+    checkpoint: Checkpoint
+    family: Family
+    config: DecoderConfig
+
+
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open a directory or a GGUF file and check everything that can be checked without reading a parameter.
+    """Open a directory or a GGUF file and check everything except the parameters.
 
     Raises:
         CheckpointError: with every fault.
@@ -32,19 +41,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """Return the dtype of most bytes of the checkpoint, or the one that its matrices were saved in.
+    """Return the dtype of most bytes of a checkpoint.
 
-    A quantised checkpoint's is the one that its configuration says, bfloat16 where it says none, as in GGUF files.
+    For a saved model: the dtype of its matrices. For a quantised checkpoint: the dtype of its configuration, by default
+    and for GGUF files bfloat16.
     """
     if isinstance(checkpoint, SavedDirectory):
         return checkpoint.dtype
     if checkpoint.grouped.quantised:
-        said = [
-            one.get(key)
-            for one in (checkpoint.config, text_fields(checkpoint.config))
-            for key in ("dtype", "torch_dtype")
-        ]
-        return next((one for one in said if one in ("bfloat16", "float16", "float32")), "bfloat16")
+        configs = checkpoint.config, text_fields(checkpoint.config)
+        names = [config.get(key) for config in configs for key in ("dtype", "torch_dtype")]
+        return next((name for name in names if name in ("bfloat16", "float16", "float32")), "bfloat16")
     sizes = Counter[str]()
     for name in checkpoint.files.keys() - checkpoint.grouped.parts.keys():
         info = checkpoint.info(name)
@@ -90,12 +97,12 @@ def fingerprint_of(
 
 
 def has_head(checkpoint: Checkpoint, family: Family) -> bool:
-    """Whether a checkpoint has a multi-token-prediction head that the family implements."""
+    """Whether a checkpoint has a multi-token-prediction head of a form that the family implements."""
     if isinstance(checkpoint, SavedDirectory):
         return bool(head_parameters(checkpoint, family))
     return any(re.fullmatch(pattern, name) for pattern in head_tensors(family) for name in checkpoint.names)
 
 
 def head_tensors(family: Family) -> set[str]:
-    """Return the patterns of tensors that are read only with the head."""
+    """Return the patterns of the tensors of the multi-token-prediction head."""
     return set() if family.with_head is None else set(family.skipped) - set(family.with_head.skipped)

@@ -1,8 +1,8 @@
-"""Quantisation of a checkpoint: shard by shard, into files of compressed-tensors.
+"""Quantisation of a checkpoint, shard by shard, into files of compressed-tensors.
 
-The matrices that stay plain are those of the published recipes: embedding, head, norms, convolutions, routers, gates,
-and small or low-rank projections; with 4 bits also the projections of mixers, whose rounding costs hybrid models most.
-Mixers, head and embedding are quantised where that is asked for.
+As in the published recipes, these matrices stay plain: embedding, head, norms, convolutions, routers, gates, and small
+or low-rank projections; with 4 bits also the projections of mixers, because their rounding costs hybrid models most.
+Mixers, head and embedding are quantised on request.
 """
 
 import json
@@ -37,19 +37,19 @@ from models.weights.sources import ArraySlice
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj", "gate_up_proj"})
 MIXERS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "in_proj_qkv", "in_proj_z", "out_proj"})
 HEAD = frozenset({"embed_tokens", "lm_head"})
-"""Matrices of the vocabulary: one tensor in models whose head is the embedding."""
+"""Matrices of the vocabulary: one tensor in tied models."""
 # Engines multiply these two at once, with one scale of the matrix.
 _TOGETHER = frozenset({"gate_proj", "up_proj", "w1", "w3"})
 
 
 class Quantised(NamedTuple):
-    """A matrix that is quantised.
+    """A matrix to be quantised.
 
     Attributes:
         name: of the weight in the new files.
-        window: its place in the tensor that it is read from; None for all of it.
+        window: its place in its tensor; None for a whole tensor.
         shape: of the matrix.
-        rounding: how it is stored.
+        rounding: of its numbers.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Quantised(NamedTuple):
 
     @property
     def shares(self) -> str:
-        """A name that matrices have in common whose scale of the whole matrix must be one."""
+        """A common name of the matrices that share the scale of the whole matrix."""
         module = self.name.removesuffix(".weight")
         parent, _, last = module.rpartition(".")
         return parent if last in _TOGETHER else module
@@ -67,12 +67,12 @@ class Quantised(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The matrices that are quantised, and how.
+    """The choice of matrices to be quantised, and their rounding.
 
     Attributes:
         rounding: of the matrices of layers.
         mixers: the projections of mixers are quantised with 4 bits, too.
-        head: the rounding of the matrices of the vocabulary; None where they stay plain.
+        head: the rounding of the matrices of the vocabulary; None keeps them plain.
     """
 
     rounding: RoundingScheme
@@ -87,11 +87,11 @@ class Recipe:
             ValueError: the scheme cannot be used.
         """
         rounding = rounding_scheme(scheme, group_size)
-        of_head = rounding if rounding.bits == 8 else rounding_scheme("int8")
-        return cls(rounding, mixers, of_head if head else None)
+        vocabulary = rounding if rounding.bits == 8 else rounding_scheme("int8")
+        return cls(rounding, mixers, vocabulary if head else None)
 
     def rounding_of(self, weight: Weight, source: WeightSource, shape: tuple[int, ...]) -> RoundingScheme | None:
-        """Return the rounding of a tensor of a parameter; None where it stays plain."""
+        """Return the rounding of a tensor of a parameter; None for a plain tensor."""
         last = weight.path[-1]
         if weight.float32 or not source.keeps_rows or len(shape) not in (2, 3):
             return None
@@ -127,9 +127,9 @@ def quantise_checkpoint(
     head: bool = False,
     progress: Progress | None = None,
 ) -> QuantiseReport:
-    """Write a quantised copy of a checkpoint; it gets its name when all of it is on the disk.
+    """Write a quantised copy of a checkpoint.
 
-    About one tensor at a time is in memory.
+    The copy gets its name when all of it is on the disk. About one tensor at a time is in memory.
 
     Args:
         source: directory of a plain checkpoint in Hugging Face's layout.
@@ -138,7 +138,7 @@ def quantise_checkpoint(
         group_size: columns that share a scale, for "int4" (128 by default) and "int8" (a whole row).
         mixers: projections of attention, linear attention and Mamba are quantised with 4 bits, too, which the published
             recipes leave plain.
-        head: the head and the embedding are quantised, too, with 8 bits: by the scheme, or as "int8" beside one of 4.
+        head: the head and the embedding are quantised, too, with 8 bits: by the scheme, or as "int8" for schemes of 4.
         progress: called as `progress(bytes_done, bytes_total, tensor)`.
 
     Raises:
@@ -173,13 +173,13 @@ def quantise_checkpoint(
 
 
 def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPath, PackedForm]:
-    """Return the form in memory of each parameter that a quantised copy of a model would have packed.
+    """Return the form in memory of each packed parameter of a quantised copy.
 
     Args:
-        weights: the parameters; of each the usual tensors.
+        weights: the parameters, with their usual tensors.
         recipe: of the copy.
     """
-    found = dict[ParameterPath, PackedForm]()
+    forms = dict[ParameterPath, PackedForm]()
     for weight in weights:
         source = weight.options[0]
         roundings = {recipe.rounding_of(weight, source, shape) for shape in source.shapes.values()}
@@ -188,14 +188,14 @@ def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPa
             continue
         form = rounding.packed_form(weight.shape)
         if form is not None:
-            found[weight.path] = form
-    return found
+            forms[weight.path] = form
+    return forms
 
 
 def _plan(
     checkpoint: CheckpointDirectory, choices: tuple[ChosenSource, ...], recipe: Recipe
 ) -> tuple[dict[str, list[Quantised]], list[str]]:
-    """Return tensor -> the matrices in it that are quantised, and tensors that stay plain because they are ragged."""
+    """Return tensor -> its matrices to be quantised, and the ragged tensors."""
     plan: dict[str, list[Quantised]] = {}
     refused: set[str] = set()
     for choice in choices:
@@ -209,52 +209,50 @@ def _plan(
             else:
                 plan[raw] = list(_experts(choice, canonical, raw, rounding))
     plan = {raw: parts for raw, parts in plan.items() if raw not in refused}
-    ragged = [raw for raw, parts in plan.items() if not all(one.rounding.fits(one.shape) for one in parts)]
+    ragged = [raw for raw, parts in plan.items() if not all(part.rounding.fits(part.shape) for part in parts)]
     return {raw: parts for raw, parts in plan.items() if raw not in ragged}, ragged
 
 
 def _experts(choice: ChosenSource, canonical: str, raw: str, rounding: RoundingScheme) -> Iterator[Quantised]:
-    """Yield the matrices of the experts that one tensor holds, as they are named where each is a tensor."""
-    apart = next(one for one in choice.weight.options if one is not choice.source)
-    prefix, stem = (
-        raw.removesuffix(canonical.rpartition("experts.")[2]),
-        canonical.rpartition("experts.")[0] + "experts.",
-    )
-    for name, shape in apart.shapes.items():
-        window = None if apart.places is None else apart.places[name]
+    """Yield the matrices of the experts in one tensor, by the names of separate tensors."""
+    separate = next(source for source in choice.weight.options if source is not choice.source)
+    stem, _, last = canonical.rpartition("experts.")
+    prefix, stem = raw.removesuffix(last), stem + "experts."
+    for name, shape in separate.shapes.items():
+        window = None if separate.places is None else separate.places[name]
         yield Quantised(prefix + name.removeprefix(stem), window, shape, rounding)
 
 
 def _plain_modules(checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]]) -> list[str]:
-    """Return the modules with a matrix that stays plain."""
+    """Return the modules with a plain matrix."""
     matrices = [name for name in checkpoint.files if name not in plan and len(checkpoint.shape(name)) in (2, 3)]
     return sorted(name.removesuffix(".weight") for name in matrices if ".conv" not in name and "embed" not in name)
 
 
 class _QuantisedWriter:
-    """Reads, quantises and writes the tensors of a checkpoint, one at a time."""
+    """Reads, quantises and writes tensors of a checkpoint, one at a time."""
 
     def __init__(
         self, checkpoint: CheckpointDirectory, plan: Mapping[str, list[Quantised]], progress: Progress | None
     ) -> None:
         self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
         self.total = sum(checkpoint.info(name).end - checkpoint.info(name).begin for name in checkpoint.files)
-        self.done = self.written = 0
-        # Several matrices may share a scale, which is known when all of them have been read.
+        self.bytes_read = self.written = 0
+        # Several matrices may share a scale, so all of them are read first.
         self.largest: dict[str, float] = {}
         for raw, parts in plan.items():
-            if any(one.rounding.name == "nvfp4" for one in parts):
+            if any(part.rounding.name == "nvfp4" for part in parts):
                 tensor = checkpoint.read(raw)
                 for part in parts:
-                    found = float(np.abs(self.matrix(tensor, part)).max())
-                    self.largest[part.shares] = max(found, self.largest.get(part.shares, 0.0))
+                    magnitude = float(np.abs(self.matrix(tensor, part)).max())
+                    self.largest[part.shares] = max(magnitude, self.largest.get(part.shares, 0.0))
                 checkpoint.release(raw)
 
     def matrix(self, tensor: np.ndarray, part: Quantised) -> np.ndarray:
-        found = (tensor if part.window is None else tensor[part.window]).reshape(part.shape).astype(np.float32)
-        if not np.isfinite(found).all():
+        matrix = (tensor if part.window is None else tensor[part.window]).reshape(part.shape).astype(np.float32)
+        if not np.isfinite(matrix).all():
             raise CheckpointError(self.checkpoint.path, f"{part.name}: holds numbers that are not finite")
-        return found
+        return matrix
 
     def write(self, directory: Path) -> None:
         files: dict[Path, tuple[TensorFile, list[str]]] = {}
@@ -285,7 +283,7 @@ class _QuantisedWriter:
     def arrays(self, names: list[str]) -> Iterator[np.ndarray]:
         for name in names:
             if self.progress is not None:
-                self.progress(self.done, self.total, name)
+                self.progress(self.bytes_read, self.total, name)
             tensor = self.checkpoint.read_part(name)
             if name not in self.plan:
                 yield tensor
@@ -293,6 +291,6 @@ class _QuantisedWriter:
                 yield from part.rounding.quantise(self.matrix(tensor, part), self.largest.get(part.shares)).values()
             del tensor
             self.checkpoint.release(name)
-            self.done += self.checkpoint.info(name).end - self.checkpoint.info(name).begin
+            self.bytes_read += self.checkpoint.info(name).end - self.checkpoint.info(name).begin
             if self.progress is not None:
-                self.progress(self.done, self.total, name)
+                self.progress(self.bytes_read, self.total, name)

@@ -1,6 +1,7 @@
-"""Reader and writer of safetensors files: a length, a JSON header, and the bytes of the tensors without gaps.
+"""Reader and writer of safetensors files.
 
-Format: https://huggingface.co/docs/safetensors. The reader replaces the library's, which gives NumPy no view of the
+A file is a length, a JSON header, and the bytes of the tensors without gaps
+(https://huggingface.co/docs/safetensors). The reader replaces the library's, which gives NumPy no view of the
 mapped file and cannot list every fault of a header. The writer writes array by array, so that no second copy is needed.
 """
 
@@ -42,12 +43,12 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
     }
     | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
 )
-"""Dtype of the format -> NumPy's for what is stored; floats of 8 bits are codes."""
+"""Dtype of the format -> NumPy's dtype of the stored numbers; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
 class SafetensorsFile(MappedFile):
-    """One safetensors file with its header checked; arrays from `read` are views of the mapped file.
+    """One safetensors file with a checked header; arrays are views of the mapped file.
 
     Attributes:
         path: the file.
@@ -99,7 +100,7 @@ def unreadable(dtype: str) -> str:
     """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
-        message += " (codes of a quantised weight have scales beside them, and these have none that is known)"
+        message += " (codes of a quantised weight need scales of a known form)"
     return message
 
 
@@ -172,16 +173,16 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
 
 def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
     """Check that tensors cover the data exactly: no hole, no overlap, nothing behind the last."""
-    position, before = 0, "the header"
+    position, predecessor = 0, "the header"
     for name, info in ordered.items():
         if info.end > available:
             faults.append(f"{name}: truncated: its data ends at byte {info.end}, the file's at {available}")
         if info.begin < position:
-            faults.append(f"{name}: overlaps {before}: begins at byte {info.begin}, which ends at {position}")
+            faults.append(f"{name}: overlaps {predecessor}: begins at byte {info.begin}, which ends at {position}")
         elif info.begin > position:
-            faults.append(f"{name}: a hole of {info.begin - position} bytes between it and {before}")
+            faults.append(f"{name}: a hole of {info.begin - position} bytes between it and {predecessor}")
         if info.end >= position:
-            position, before = info.end, name
+            position, predecessor = info.end, name
     if position < available:
         faults.append(f"{available - position} bytes behind the last tensor: expected {position} bytes of data")
 

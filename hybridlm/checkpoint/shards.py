@@ -53,7 +53,7 @@ class Shards(NamedTuple):
         """Shape of one device's shard, the same for all devices."""
         shape = list(self.shape)
         for sharded in self.sharded_dims:
-            shape[sharded.dim] = sum(one.stop - one.start for one in sharded.slices(0, self._along(sharded)))
+            shape[sharded.dim] = sum(part.stop - part.start for part in sharded.slices(0, self._along(sharded)))
         return tuple(shape)
 
     def local_bytes(self, dtype: np.dtype) -> int:
@@ -68,56 +68,56 @@ class Shards(NamedTuple):
             shape[sharded.dim] *= self._along(sharded)
         return tuple(shape)
 
-    def windows(self, at: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
-        """Yield the pieces of one device's shard: the place in the whole parameter, and the place in the shard.
+    def windows(self, start: tuple[int, ...]) -> Iterator[tuple[ArraySlice, ArraySlice]]:
+        """Yield the pieces of one device's shard: place in the parameter, place in the shard.
 
         Args:
-            at: where the shard begins in the array over all devices.
+            start: of the shard, in the array over all devices.
         """
         pieces = [[(slice(None), slice(None))] for _ in self.shape]
         local = self.local_shape
         for sharded in self.sharded_dims:
-            device = at[sharded.dim] // local[sharded.dim]
-            pieces[sharded.dim], start = [], 0
-            for one in sharded.slices(device, self._along(sharded)):
-                size = one.stop - one.start
-                pieces[sharded.dim].append((one, slice(start, start + size)))
-                start += size
+            device = start[sharded.dim] // local[sharded.dim]
+            pieces[sharded.dim], offset = [], 0
+            for part in sharded.slices(device, self._along(sharded)):
+                size = part.stop - part.start
+                pieces[sharded.dim].append((part, slice(offset, offset + size)))
+                offset += size
         for piece in itertools.product(*pieces):
             yield tuple(source for source, _ in piece), tuple(target for _, target in piece)
 
     def build(
         self, host: Callable[[Iterator[tuple[ArraySlice, ArraySlice]], tuple[int, ...]], np.ndarray]
     ) -> jax.Array:
-        """Build the array from one host array for each distinct shard of this process's devices.
+        """Build the array from the distinct shards of this process's devices.
 
         Args:
             host: (windows, shape) -> a shard, which must not be written to afterwards.
         """
-        return build_together({"": self}, lambda at: {"": host(self.windows(at[""]), self.local_shape)})[""]
+        return build_together({"": self}, lambda start: {"": host(self.windows(start[""]), self.local_shape)})[""]
 
 
 def build_together(
     layouts: Mapping[str, Shards], host: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, np.ndarray]]
 ) -> dict[str, jax.Array]:
-    """Build arrays that are read together, from one host array of each for each distinct shard of this process.
+    """Build several arrays, reading their shards together: each distinct shard of this process once.
 
     Args:
         layouts: name -> layout; all on the same devices.
-        host: name -> where the shard begins in the array over all devices, to name -> the shard, which must not be
-            written to afterwards.
+        host: (name -> start of the shard in the array over all devices) -> (name -> the shard, which must not be
+            written to afterwards).
     """
-    shardings = {name: one.sharding for name, one in layouts.items() if one.sharding is not None}
+    shardings = {name: layout.sharding for name, layout in layouts.items() if layout.sharding is not None}
     if not shardings:
-        found = host({name: (0,) * len(one.shape) for name, one in layouts.items()})
-        return {name: jax.device_put(one) for name, one in found.items()}
+        arrays = host({name: (0,) * len(layout.shape) for name, layout in layouts.items()})
+        return {name: jax.device_put(array) for name, array in arrays.items()}
     places: dict[Any, dict[str, tuple[int, ...]]] = {}
     for name, sharding in shardings.items():
         for device, window in sharding.addressable_devices_indices_map(layouts[name].global_shape).items():
-            places.setdefault(device, {})[name] = tuple(one.start or 0 for one in window or ())
+            places.setdefault(device, {})[name] = tuple(part.start or 0 for part in window or ())
     shards: dict[tuple[tuple[int, ...], ...], list[Any]] = {}
-    for device, at in places.items():
-        shards.setdefault(tuple(at.values()), []).append(device)
+    for device, starts in places.items():
+        shards.setdefault(tuple(starts.values()), []).append(device)
     placed: dict[str, list[jax.Array]] = {name: [] for name in layouts}
     for devices in shards.values():
         for name, part in host(places[devices[0]]).items():

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint as its files store them: scheme, size, and signs of damage."""
+"""Stored weights of a checkpoint: scheme, size, and signs of damage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Files of tensors, as a checkpoint reads them: of safetensors, of GGUF, or arrays in memory."""
+"""Files of tensors with one interface: safetensors, GGUF, or arrays in memory."""
 
 import mmap
 import os
@@ -25,19 +25,19 @@ class TensorFile:
         self.path, self.tensors = path, tensors
 
     def read(self, name: str) -> np.ndarray:
-        """Return a read-only view of a tensor in float32, float16 or bfloat16; raises CheckpointError for others."""
+        """Return a read-only view of a float32, float16 or bfloat16 tensor; raises CheckpointError."""
         raise NotImplementedError
 
     def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of a tensor as it is stored, codes as uint8; raises CheckpointError."""
+        """Return a read-only view of a stored tensor, codes as uint8; raises CheckpointError."""
         return self.read(name)
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """Return the form in which a tensor of blocks stays packed; None if there is none."""
+        """Return the packed form of a tensor of blocks, or None."""
         return None
 
     def read_packed(self, name: str, form: PackedForm) -> PackedArrays:
-        """Return the codes, scales and offsets of a tensor in the form of `packed_form`; raises CheckpointError."""
+        """Return the arrays of a tensor in the form of `packed_form`; raises CheckpointError."""
         raise NotImplementedError
 
     def release(self, name: str) -> None:
@@ -45,13 +45,13 @@ class TensorFile:
 
 
 class MappedFile(TensorFile):
-    """Tensors in a file that is mapped read-only.
+    """Tensors in a read-only mapped file.
 
     Views of it change, or the process crashes, if the file is rewritten in place. Copy an array to keep it.
 
     Args:
         path, tensors: the file, and its tensors by name.
-        data_start: the byte from which `begin` and `end` of a tensor are counted.
+        data_start: byte 0 of `begin` and `end` of a tensor.
 
     Attributes:
         version: of the file when it was opened.
@@ -69,15 +69,15 @@ class MappedFile(TensorFile):
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def place(self, name: str) -> tuple[int, int]:
-        """Return the first byte of a tensor in the file, and the one behind its last."""
-        info, found = self.tensors[name], self._map.size()
-        if found < self._data_start + info.end:
-            fault = f"{name}: the file ends at byte {found}; it was longer when it was opened. Load again."
+        """Return the first byte of a tensor in the file, and its end."""
+        info, size = self.tensors[name], self._map.size()
+        if size < self._data_start + info.end:
+            fault = f"{name}: the file ends at byte {size}; it was longer when it was opened. Load again."
             raise CheckpointError(self.path, fault)
         return self._data_start + info.begin, self._data_start + info.end
 
     def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` bytes of one tensor as it is stored, from its byte `start` on."""
+        """Return a copy of at most `length` stored bytes of one tensor, from byte `start`."""
         begin, end = self.place(name)
         return self._map[begin + start : min(begin + start + length, end)]
 

@@ -1,4 +1,4 @@
-"""The reader of parameters, from tensors of a Hugging Face or GGUF checkpoint or from the tiles of a saved model.
+"""Reader of parameters: from tensors of a checkpoint or from tiles of a saved model.
 
 Headers are checked first, then parameters are read one by one.
 """
@@ -20,7 +20,7 @@ from hybridlm.checkpoint.adapters import BoundAdapter
 from hybridlm.checkpoint.cast import DTYPES, aligned_empty, convert, converted
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
-from hybridlm.checkpoint.opened import Checkpoint
+from hybridlm.checkpoint.opened import OpenModel
 from hybridlm.checkpoint.packed.layout import Packed, PackedLayout
 from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, load_packed, packed_forms
 from hybridlm.checkpoint.safetensors import READABLE
@@ -28,7 +28,7 @@ from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.checkpoint.saved.read import read_saved, require_parameters, saved_forms
 from hybridlm.checkpoint.shards import ALL_WHOLE, ParameterPath, Shards, dotted, shards_of
 from hybridlm.quantised.health import lost_rows
-from models import Family, Weight
+from models import Weight
 from models.weights.sources import ArraySlice
 
 Progress = Callable[[int, int, str], None]
@@ -46,7 +46,7 @@ class LoadReport:
         bytes: their size in memory.
         skipped: pattern of the family -> number of tensors that were not read.
         converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
-            without those that are always float32.
+            without parameters that are always float32.
         notes: on the directory (tensors outside the index, ...).
     """
 
@@ -58,17 +58,17 @@ class LoadReport:
     notes: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return sentences on the notes and the tensors that were not read; empty if there are none."""
+        """Return a sentence for each note, and one for the tensors that were not read."""
         lines = [f"{self.path}: {note}" for note in self.notes]
         if self.skipped:
             patterns = ", ".join(f"{count} of {pattern}" for pattern, count in self.skipped.items())
             lines.append(f"{self.path}: {sum(self.skipped.values())} tensors are not used by this model: {patterns}")
         return lines
 
-    def conversions(self, kept: str) -> list[str]:
-        """Return a sentence per stored dtype, for users who did not choose `kept`."""
+    def conversions(self, dtype: str) -> list[str]:
+        """Return a sentence per stored dtype, for users who did not choose `dtype`."""
         return [
-            f"{self.path}: {count} of the parameters are stored as {stored} and kept as {kept}, as most are stored; "
+            f"{self.path}: {count} of the parameters are stored as {stored} and kept as {dtype}, as most are stored; "
             f'dtype="float32" keeps every bit'
             for stored, count in self.converted.items()
         ]
@@ -82,9 +82,7 @@ class LoadedWeights(NamedTuple):
 
 
 def load_parameters(
-    checkpoint: Checkpoint,
-    family: Family,
-    config: Any,
+    model: OpenModel,
     dtype: str,
     progress: Progress | None = None,
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
@@ -95,21 +93,19 @@ def load_parameters(
     """Read every parameter of a model.
 
     Args:
-        checkpoint: an opened one.
-        family: lists the parameters and how they are built from tensors.
-        config: the result of `family.read_config(checkpoint.config)`.
+        model: its family lists the parameters and their tensors.
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.
         adapters: are merged in float32, in order; the result is rounded once.
-        only: paths of the parameters that are read; None for all.
-        packed: quantised parameters that are kept packed (`packed_parameters`, with the same arguments); None: none.
+        only: paths of the parameters to be read; None for all.
+        packed: parameters that stay packed (`packed_parameters`, with the same arguments); by default none.
 
     Raises:
-        CheckpointError: all faults of the headers; a tile of a saved model that has changed since, or values that
-            `dtype` cannot hold.
+        CheckpointError: all faults of the headers; a changed tile of a saved model, or values that `dtype` cannot hold.
         ValueError: an unknown `dtype`.
     """
+    checkpoint, family, config = model
     packed = PackedParameters() if packed is None else packed
     skipped, notes = MappingProxyType({}), ()
     if isinstance(checkpoint, SavedDirectory):
@@ -118,11 +114,8 @@ def load_parameters(
         sources = {weight.path: partial(read_saved, checkpoint, weight) for weight in weights}
     else:
         plan = packed.plan or check(checkpoint, family, config)
-        weights, skipped, notes = (
-            [choice.weight for choice in plan.choices],
-            plan.skipped,
-            (*checkpoint.notes, *plan.notes),
-        )
+        weights, skipped = [choice.weight for choice in plan.choices], plan.skipped
+        notes = (*checkpoint.notes, *plan.notes)
         sources = {choice.weight.path: partial(_read_tensors, checkpoint, choice) for choice in plan.choices}
     assert len(sources) == len(weights), f"{checkpoint.path}: two parameters have one path"
     if dtype not in DTYPES:
@@ -136,7 +129,7 @@ def load_parameters(
         return sources[weight.path](kind, shards_of(weight, shards), merged, packed.layouts.get(weight.path))
 
     arrays: dict[ParameterPath, Any] = {}
-    conversions, lost, done = Counter[str](), dict[str, None](), 0
+    conversions, lost, bytes_read = Counter[str](), dict[str, None](), 0
     if progress is not None:
         progress(0, sum(sizes), "")
     with ThreadPoolExecutor(READERS) as readers:
@@ -148,32 +141,31 @@ def load_parameters(
             if not weight.float32:
                 conversions.update(stored)
             lost.update(dict.fromkeys(sentences))
-            done += size
+            bytes_read += size
             if progress is not None:
-                progress(done, sum(sizes), dotted(weight.path))
-    count, held = sum(math.prod(weight.shape) for weight in weights), sum(array.nbytes for array in arrays.values())
-    return LoadedWeights(arrays, LoadReport(checkpoint.path, count, held, skipped, conversions, (*notes, *lost)))
+                progress(bytes_read, sum(sizes), dotted(weight.path))
+    count, size = sum(math.prod(weight.shape) for weight in weights), sum(array.nbytes for array in arrays.values())
+    return LoadedWeights(arrays, LoadReport(checkpoint.path, count, size, skipped, conversions, (*notes, *lost)))
 
 
 def packed_parameters(
-    checkpoint: Checkpoint,
-    family: Family,
-    config: Any,
+    model: OpenModel,
     dtype: str,
     products: Packed,
     adapters: Sequence[BoundAdapter] = (),
     shards: Mapping[ParameterPath, Shards] = ALL_WHOLE,
 ) -> PackedParameters:
-    """Return the parameters that can stay packed, from headers alone, and their layouts for `load_parameters`.
+    """Return the parameters that can stay packed, and their layouts, from headers alone.
 
     Args:
-        checkpoint, family, config, adapters, shards: as for `load_parameters`.
-        dtype: that numbers are rounded to in products.
-        products: how products are computed.
+        model, adapters, shards: as for `load_parameters`.
+        dtype: of numbers in products.
+        products: form of the products.
 
     Raises:
         CheckpointError: all faults of the headers.
     """
+    checkpoint, family, config = model
     plan = None
     if isinstance(checkpoint, SavedDirectory):
         forms = saved_forms(checkpoint, family.weights(config), adapters)
@@ -194,19 +186,19 @@ def _read_tensors(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tensors.
 
-    Only the parts of the tensors that devices of this process need are read, and they are converted directly into their
-    final place. Besides the result about one tensor is in memory at a time (without file-backed pages, which the system
-    can drop at any time), and on an accelerator one shard of a parameter. The array shares no memory with the files.
+    Only the parts of the tensors for devices of this process are read, and they are converted directly into their final
+    place. Besides the result about one tensor is in memory at a time (without file-backed pages, which the system can
+    drop at any time), and on an accelerator one shard of a parameter. The array shares no memory with the files.
 
     Args:
         checkpoint, choice: the files, and the tensors of the parameter.
         kind: dtype in memory.
         shards: layout over devices.
-        adapters: that change the parameter.
-        layout: of a parameter that stays packed; None for a plain one.
+        adapters: for the parameter.
+        layout: of a packed parameter; None for a plain one.
 
     Returns:
-        The parameter, the dtypes or schemes that it was converted from, and a sentence for each tensor with lost rows.
+        The parameter, its stored dtypes or schemes if converted, and a sentence for each tensor with lost rows.
     """
     weight, source, names = choice.weight, choice.source, choice.names
     lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}
@@ -217,12 +209,12 @@ def _read_tensors(
         pieces = list(windows)
         for window, target in pieces:
             # The ellipsis makes the index of a scalar a view.
-            whole = result[(*target, ...)]
+            part_of_result = result[(*target, ...)]
             for piece in choice.pieces(checkpoint, window):
                 tensor = checkpoint.read(names[piece.name])
                 if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
                     lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-                values, into = source.take(tensor, piece.taken), whole[(*piece.place, ...)]
+                values, into = source.take(tensor, piece.taken), part_of_result[(*piece.place, ...)]
                 assert values.shape == into.shape, f"{weight.path}: {piece} has {values.shape}, expected {into.shape}"
                 convert(values, into, checkpoint.path, [names[piece.name]])
                 filled += into.size

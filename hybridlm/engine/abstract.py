@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hybridlm.checkpoint import Checkpoint, packed_parameters
+from hybridlm.checkpoint import Checkpoint, OpenModel, packed_parameters
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
 from hybridlm.checkpoint.packed.layout import Packed
@@ -57,7 +57,7 @@ def abstract_engine(
     if recipe is not None:
         packed = laid_out(forms_of_copy(weights, recipe), shards, dtype, products).types
     elif checkpoint is not None:
-        packed = packed_parameters(checkpoint, family, config, dtype, products, shards=shards).types
+        packed = packed_parameters(OpenModel(checkpoint, family, config), dtype, products, shards=shards).types
     else:
         packed = {}
     model, _ = assemble(model, weight_types(weights, shards, dtype) | packed)

@@ -1,7 +1,7 @@
-"""Blocks of GGUF files taken apart into codes and scales of groups of columns, which models keep in memory.
+"""Codes and scales, by groups of columns, from the blocks of GGUF files.
 
-The numbers are those of `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero` for types that store a
-minimum. A product of a code and a scale is exact in float32, so that a number is rounded once in both forms. Scales of
+The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero` for types that store a
+minimum. A product of a code and a scale is exact in float32, so a number is rounded once in both forms. Scales of
 K-quants are products of two numbers in the file, and take 32 bits here instead of the file's 6 to 8.
 """
 
@@ -20,12 +20,12 @@ Scales = Float32[np.ndarray, "block group"]
 
 
 class Unpacked(NamedTuple):
-    """Blocks taken apart.
+    """Codes and scales of blocks.
 
     Attributes:
         codes: one for each column; the stored numbers of four bits, or signed integers.
         scale: of each group of columns.
-        zero: what is subtracted from each number of a group, or None.
+        zero: is subtracted from each number of a group, or None.
     """
 
     codes: Codes
@@ -34,7 +34,7 @@ class Unpacked(NamedTuple):
 
 
 class BlockType(NamedTuple):
-    """A type of blocks that stays packed.
+    """A type of blocks with a packed form.
 
     Attributes:
         kind: of the codes (see `QuantisedWeight`).
@@ -67,7 +67,7 @@ def _nibbles(raw: Raw, width: int) -> Codes:
 
 
 def _bits(raw: np.ndarray, width: int, shifts: Sequence[int], mask: int) -> Codes:
-    """Return some bits of each `width` entries: those behind the first shift, then those behind the next one."""
+    """Return the masked bits of each `width` entries, shift after shift."""
     parts = raw.reshape(len(raw), -1, 1, width) >> np.array(shifts, raw.dtype).reshape(1, 1, -1, 1)
     return (parts & raw.dtype.type(mask)).astype(np.uint8).reshape(len(raw), -1)
 
@@ -77,7 +77,7 @@ def _signed(codes: Codes, zero: int) -> Codes:
 
 
 def _scales_and_zeros(raw: Raw) -> tuple[Scales, Scales]:
-    """Return scales and offsets of the eight groups of Q4_K and Q5_K, from the first 16 bytes."""
+    """Return scales and offsets of the eight groups of Q4_K and Q5_K blocks."""
     low, high, rest = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     scale = np.concatenate([low & 63, rest & 15 | low >> 2 & 48], axis=1)
     zero = np.concatenate([high & 63, rest >> 4 | high >> 2 & 48], axis=1)
@@ -116,7 +116,7 @@ def _q5_0(raw: Raw, start: int = 2) -> Codes:
 
 
 _IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-"""Numbers that the codes of IQ4_NL and IQ4_XS stand for."""
+"""Numbers of the codes of IQ4_NL and IQ4_XS."""
 
 
 def _iq4_xs(raw: Raw) -> Unpacked:
@@ -126,7 +126,7 @@ def _iq4_xs(raw: Raw) -> Unpacked:
 
 
 def _mxfp4(raw: Raw) -> Unpacked:
-    # 2^(code - 127); the largest code, which stands for no number elsewhere, does here.
+    # 2^(code - 127), also for the largest code, which is NaN elsewhere.
     return Unpacked(_nibbles(raw[:, 1:], 16), np.ldexp(np.float32(1), raw[:, :1].astype(np.int32) - 127))
 
 
@@ -134,11 +134,8 @@ PACKED_TYPES: Mapping[str, BlockType] = {
     "Q8_0": BlockType("int8", 32, "float16", False, lambda raw: Unpacked(raw[:, 2:].view(np.int8), _half(raw[:, :2]))),
     "Q4_0": BlockType("int4", 32, "float16", False, lambda raw: Unpacked(_nibbles(raw[:, 2:], 16), _half(raw[:, :2]))),
     "Q4_1": BlockType(
-        "int4",
-32,
-"float16",
-True,
-lambda raw: Unpacked(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4])),
+        "int4", 32, "float16", True,
+        lambda raw: Unpacked(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 2:4])),
     ),
     "Q5_0": BlockType("int8", 32, "float16", False, lambda raw: Unpacked(_signed(_q5_0(raw), 16), _half(raw[:, :2]))),
     "Q5_1": BlockType(
@@ -156,4 +153,4 @@ lambda raw: Unpacked(_nibbles(raw[:, 4:], 16), _half(raw[:, :2]), -_half(raw[:, 
     "IQ4_XS": BlockType("int8", 32, "float32", False, _iq4_xs),
     "MXFP4": BlockType("e2m1", 32, "float32", False, _mxfp4),
 }  # fmt: skip
-"""Type of blocks -> how it stays packed. The other types that are read are dequantised."""
+"""Type of blocks -> its packed form. The other readable types are dequantised."""

@@ -1,4 +1,4 @@
-"""Small files of a checkpoint, made from a GGUF file's metadata: config.json and those of the tokenizer."""
+"""config.json and the tokenizer's files, made from the metadata of a GGUF file."""
 
 import json
 from typing import Any
@@ -16,16 +16,16 @@ _OF_LLAMA3 = ("llama3", "llama-v3", "llama-bpe", "lfm2")
 SPLITS = {**dict.fromkeys(_OF_LLAMA3, _LLAMA3), "qwen2": _QWEN2, "qwen35": _QWEN35}
 """`tokenizer.ggml.pre` -> pattern of the pieces of a text that are tokenised alone."""
 GGUF_TOKENIZER = "GgufTokenizer"
-"""`tokenizer_class` of these files: tokenizer.json is used as it is, whatever the model's type."""
+"""`tokenizer_class` of these files: tokenizer.json is used unchanged, for every type of model."""
 _CONTROL, _USER_DEFINED = 3, 4
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def companions(header: GgufHeader) -> dict[str, str]:
-    """Return file name -> text of config.json, and of tokenizer.json and tokenizer_config.json if there is a tokenizer.
+    """Return file name -> text: config.json, and with a tokenizer its two files.
 
     Raises:
-        CheckpointError: metadata that are missing, contradict each other, or describe a tokenizer that is not read.
+        CheckpointError: missing or contradictory metadata, or an unsupported tokenizer.
     """
     files = {"config.json": json.dumps(gguf_config(header), indent=2)}
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
@@ -40,7 +40,7 @@ def companions(header: GgufHeader) -> dict[str, str]:
 
 def _strings(header: GgufHeader, key: str) -> list[str]:
     value = header.metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise CheckpointError(header.path, f"tokenizer.ggml.{key}: expected a list of strings, found {value!r:.80}")
     return value
 
@@ -48,23 +48,24 @@ def _strings(header: GgufHeader, key: str) -> list[str]:
 def _special_tokens(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
     special = {}
     for role, key in _ROLES.items():
-        at = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if at is not None and (type(at) is not int or not 0 <= at < len(tokens)):
+        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is None:
+            continue
+        if type(token) is not int or not 0 <= token < len(tokens):
             raise CheckpointError(
-                header.path, f"tokenizer.ggml.{key}_token_id: expected one of {len(tokens)} tokens, found {at!r:.80}"
+                header.path, f"tokenizer.ggml.{key}_token_id: expected one of {len(tokens)} tokens, found {token!r:.80}"
             )
-        if at is not None:
-            special[role] = tokens[at]
+        special[role] = tokens[token]
     return special
 
 
 def _chat_templates(header: GgufHeader) -> dict[str, Any]:
     prefix = "tokenizer.chat_template"
-    found = {"default": header.metadata.get(prefix)}
+    templates = {"default": header.metadata.get(prefix)}
     for key, value in header.metadata.items():
         if key.startswith(prefix + "."):
-            found[key.removeprefix(prefix + ".")] = value
-    texts = [{"name": name, "template": text} for name, text in found.items() if isinstance(text, str)]
+            templates[key.removeprefix(prefix + ".")] = value
+    texts = [{"name": name, "template": text} for name, text in templates.items() if isinstance(text, str)]
     return {"chat_template": texts} if texts else {}
 
 
@@ -77,18 +78,18 @@ def _tokenizer(header: GgufHeader, tokens: list[str], special: dict[str, Any]) -
             f"tokenizer.ggml.model {model!r:.80} with tokenizer.ggml.pre {split!r:.80} is not read, expected gpt2 "
             f"(byte-level BPE) with one of {', '.join(SPLITS)}",
         )
-    vocabulary = {token: at for at, token in enumerate(tokens)}
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
-        twice = [token for at, token in enumerate(tokens) if vocabulary[token] != at]
-        raise CheckpointError(header.path, f"tokenizer.ggml.tokens: {twice[0]!r:.80} is there twice")
+        duplicate = next(token for number, token in enumerate(tokens) if vocabulary[token] != number)
+        raise CheckpointError(header.path, f"tokenizer.ggml.tokens: {duplicate!r:.80} is there twice")
     kinds = header.metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))
     if not isinstance(kinds, list) or len(kinds) != len(tokens):
         raise CheckpointError(header.path, f"tokenizer.ggml.token_type: expected a number for {len(tokens)} tokens")
     merges = [_merge(header, text) for text in _strings(header, "merges")]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
-        {"id": at, "content": token, **flags, "special": kind == _CONTROL}
-        for at, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        {"id": number, "content": token, **flags, "special": kind == _CONTROL}
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
         if kind in (_CONTROL, _USER_DEFINED) and token
     ]
     llama3 = split in _OF_LLAMA3
@@ -99,7 +100,7 @@ def _tokenizer(header: GgufHeader, tokens: list[str], special: dict[str, Any]) -
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        # As in the tokenizer.json of these models; llama.cpp leaves texts as they are.
+        # As in the tokenizer.json of these models; llama.cpp does not normalise.
         "normalizer": None if llama3 else {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [pieces, bytes_of]},
         "post_processor": _around(header, special, llama3, vocabulary),
@@ -129,15 +130,15 @@ def _merge(header: GgufHeader, text: str) -> list[str]:
 def _around(
     header: GgufHeader, special: dict[str, Any], begins: bool, vocabulary: dict[str, int]
 ) -> dict[str, Any] | None:
-    """Return what adds the tokens before and after each text; None if there are none.
+    """Return the post-processor that adds tokens before and after each text, or None.
 
     Args:
         header, special, vocabulary: of the file.
-        begins: a text begins with BOS where the metadata do not say, as in llama.cpp.
+        begins: a text begins with BOS by default, as in llama.cpp.
     """
-    says = {role: header.metadata.get(f"tokenizer.ggml.add_{role}_token") for role in ("bos", "eos")}
-    first = "bos_token" in special and (begins if says["bos"] is None else says["bos"] is True)
-    last = "eos_token" in special and says["eos"] is True
+    adds = {role: header.metadata.get(f"tokenizer.ggml.add_{role}_token") for role in ("bos", "eos")}
+    first = "bos_token" in special and (begins if adds["bos"] is None else adds["bos"] is True)
+    last = "eos_token" in special and adds["eos"] is True
     if not first and not last:
         return None
 

@@ -15,13 +15,13 @@ _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 class ArchitectureMetadata(ConfigReader):
-    """Metadata of an architecture, which is the prefix of their keys."""
+    """Metadata of an architecture; their keys begin with its name."""
 
     def __init__(self, header: GgufHeader) -> None:
         self.header, self.architecture = header, header.metadata.get("general.architecture")
         prefix = f"{self.architecture}."
-        own = {key.removeprefix(prefix): one for key, one in header.metadata.items() if key.startswith(prefix)}
-        super().__init__(str(self.architecture), own, prefix)
+        fields = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
+        super().__init__(str(self.architecture), fields, prefix)
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         """Read a whole number below `MAX_SIZE`; a larger one is a fault of the file."""
@@ -38,7 +38,7 @@ class ArchitectureMetadata(ConfigReader):
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
-    """Return the fields that config.json of the original model has.
+    """Return the fields of config.json of the original model.
 
     Raises:
         CheckpointError: another architecture, or metadata that are missing, contradict each other or the tensors.
@@ -58,7 +58,7 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
 
 
 def decoder_layers(header: GgufHeader) -> int:
-    """Return the number of layers of the decoder, without the multi-token-prediction block, which is the last one."""
+    """Return the number of layers of the decoder, without the multi-token-prediction block."""
     fields = ArchitectureMetadata(header)
     return fields.integer("block_count") - fields.integer("nextn_predict_layers", 0, minimum=0)
 
@@ -75,7 +75,7 @@ def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
         fields.faults.append(f"tokenizer.ggml.tokens: {len(tokens)} tokens, token_embd.weight has {rows} rows")
     fields.choice("rope.scaling.type", ["none"], "none")
     fields.choice("attention.causal", [True], True)  # false in files of encoders
-    blocks = {found[1] for name in header.tensors if (found := re.match(r"blk\.(\d+)\.", name))}
+    blocks = {match[1] for name in header.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
     if fields.integer("block_count") > len(blocks):
         fields.faults.append(
             f"{fields.architecture}.block_count: {fields.integer('block_count')} layers, the file has {len(blocks)}"
@@ -89,12 +89,12 @@ def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
         "vocab_size": rows,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(dict.fromkeys(one for one in end if one is not None)) or None,
+        "eos_token_id": list(dict.fromkeys(token for token in end if token is not None)) or None,
     }
 
 
 def _layer_types(fields: ArchitectureMetadata, mark: str, kind: str) -> list[str]:
-    """Return the kind of each layer: `kind` where a tensor named `mark` is, attention elsewhere."""
+    """Return the kind of each layer: `kind` for layers with a tensor `mark`, else attention."""
     tensors, layers = fields.header.tensors, decoder_layers(fields.header)
     if layers > len(tensors):
         return []
@@ -125,7 +125,7 @@ def _qwen35(fields: ArchitectureMetadata) -> dict[str, Any]:
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": fields.number("rope.freq_base"),
-            "mrope_section": [one for one in fields.integers("rope.dimension_sections") if one],
+            "mrope_section": [size for size in fields.integers("rope.dimension_sections") if size],
             "mrope_interleaved": True,
             "partial_rotary_factor": fields.integer("rope.dimension_count") / head_dim,
         },
@@ -147,7 +147,7 @@ def _qwen35(fields: ArchitectureMetadata) -> dict[str, Any]:
 def _lfm2(fields: ArchitectureMetadata) -> dict[str, Any]:
     heads = fields.integers("attention.head_count_kv")
     types = _layer_types(fields, "shortconv.conv.weight", "conv")
-    if ["full_attention" if one else "conv" for one in heads] != types or len(set(heads) - {0}) > 1:
+    if ["full_attention" if count else "conv" for count in heads] != types or len(set(heads) - {0}) > 1:
         fields.fault("attention.head_count_kv", f"one number for the layers of attention of {types}")
     return {
         "model_type": "lfm2",

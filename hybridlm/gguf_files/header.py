@@ -30,7 +30,7 @@ BLOCK_TYPES = frozenset(
     """Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K TQ1_0 TQ2_0 MXFP4 NVFP4 IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S
     IQ1_S IQ1_M IQ4_NL IQ4_XS""".split()
 )
-"""Types of quantised tensors that are read: those that `gguf.quants` dequantises."""
+"""Readable types of quantised tensors; `gguf.quants` dequantises them."""
 PLAIN_TYPES = frozenset({"F32", "F16", "BF16"})
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY, _FLOAT32 = 8, 9, 6
@@ -52,11 +52,11 @@ class GgufHeader:
 
 
 def read_header(path: str | os.PathLike[str]) -> GgufHeader:
-    """Read the header of a GGUF file; no tensor is read.
+    """Read the header of a GGUF file, but no tensor.
 
     Raises:
-        CheckpointError: no GGUF file of a known version, a damaged header, tensors outside of the file or of a type
-            that is not read, or one part of several.
+        CheckpointError: no GGUF file of a known version, a damaged header, tensors outside of the file or of an
+            unreadable type, or one part of several.
         MissingExtra: the `gguf` package is not installed.
     """
     path = Path(path)
@@ -69,11 +69,11 @@ def read_header(path: str | os.PathLike[str]) -> GgufHeader:
 
 
 class _HeaderReader:
-    """A cursor over the header of a mapped file, with limits on items and bytes of text."""
+    """A cursor over the header of a mapped file, with limits on its contents."""
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self.path, self.mapped, self.size = path, mapped, len(mapped)
-        self.at = self.items = self.text_bytes = 0
+        self.position = self.items = self.text_bytes = 0
 
     def header(self) -> GgufHeader:
         if self.take(4) != b"GGUF":
@@ -105,15 +105,15 @@ class _HeaderReader:
             )
         return GgufHeader(self.path, MappingProxyType(metadata), self.tensors(tensors, metadata))
 
-    def limit(self, what: str, found: int, most: int) -> None:
-        if found > most:
-            raise CheckpointError(self.path, f"damaged header: {found} {what}, at most {most} are read")
+    def limit(self, noun: str, count: int, maximum: int) -> None:
+        if count > maximum:
+            raise CheckpointError(self.path, f"damaged header: {count} {noun}, at most {maximum} are read")
 
     def take(self, count: int) -> bytes:
-        if count > self.size - self.at:
+        if count > self.size - self.position:
             raise CheckpointError(self.path, f"truncated: the header goes on behind byte {self.size}, the last one")
-        self.at += count
-        return self.mapped[self.at - count : self.at]
+        self.position += count
+        return self.mapped[self.position - count : self.position]
 
     def scalar(self, form: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
@@ -125,7 +125,9 @@ class _HeaderReader:
         try:
             return self.take(length).decode()
         except UnicodeDecodeError as error:
-            raise CheckpointError(self.path, f"damaged header: text at byte {self.at} is not UTF-8: {error}") from error
+            raise CheckpointError(
+                self.path, f"damaged header: text at byte {self.position} is not UTF-8: {error}"
+            ) from error
 
     def value(self, key: str) -> Any:
         kind = self.scalar("<I")
@@ -143,7 +145,7 @@ class _HeaderReader:
             raise CheckpointError(self.path, f"damaged header: {key} is of type {kind}, which is not read")
         value = self.scalar(_SCALARS[kind])
         if kind == _FLOAT32 and math.isfinite(value):
-            # The shortest decimal, as the config.json that it comes from has it: 1e-06 instead of 9.999999975e-07.
+            # The shortest decimal, as in the original config.json: 1e-06 instead of 9.999999975e-07.
             import numpy as np
 
             return float(str(np.float32(value)))
@@ -156,11 +158,11 @@ class _HeaderReader:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise CheckpointError(self.path, f"general.alignment: expected a power of two, found {alignment!r}")
-        data = -(-self.at // alignment) * alignment
+        data = -(-self.position // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         faults: list[str] = []
         for name, shape, code, offset in entries:
-            kind = next((one for one in GGMLQuantizationType if one == code), None)
+            kind = next((member for member in GGMLQuantizationType if member == code), None)
             if kind is None or kind.name not in BLOCK_TYPES | PLAIN_TYPES:
                 found = f"type {code}" if kind is None else kind.name
                 faults.append(f"{name}: {found} is not read")

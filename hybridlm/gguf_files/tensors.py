@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file under their Hugging Face names, with what llama.cpp's converter changed undone.
+"""Tensors of a GGUF file under Hugging Face names, without llama.cpp's changes.
 
 The converter stores zero-centred norms as w + 1, `A_log` as -exp(A_log), convolutions without their dimension of one,
 and the value heads of linear attention in the order of their number within a key head instead of by key head.
@@ -30,27 +30,27 @@ class Heads(NamedTuple):
     Attributes:
         key_heads, per_key: number of key heads, and of value heads for each.
         size: entries of a head along the dimension.
-        before: entries before the first head.
+        offset: entries before the first head.
         columns: they are in the last dimension instead of the first one.
     """
 
     key_heads: int
     per_key: int
     size: int
-    before: int = 0
+    offset: int = 0
     columns: bool = False
 
 
 class NamedTensor(NamedTuple):
-    """A tensor, or the part of one that belongs to an expert.
+    """A tensor, or the part of an expert in a tensor.
 
     Attributes:
         name: llama.cpp's.
         stored: in the file.
         shape: under the Hugging Face name.
         begin, end: its bytes in the file.
-        change: what its numbers are before they have their meaning.
-        heads: value heads that have another order.
+        change: of its numbers by the converter, to be undone.
+        heads: value heads in another order, to be undone.
     """
 
     name: str
@@ -62,7 +62,7 @@ class NamedTensor(NamedTuple):
     heads: Heads | None = None
 
     def numbers(self, raw: np.ndarray, where: Any) -> np.ndarray:
-        """Return the tensor: bfloat16 or float16 as it is stored if nothing else has to be done, or float32.
+        """Return the tensor: the stored bfloat16 or float16 numbers if they are final, or float32.
 
         Args:
             raw: its bytes.
@@ -92,17 +92,17 @@ class NamedTensor(NamedTuple):
         return values.reshape(self.shape)
 
     def packed_form(self) -> PackedForm | None:
-        """Return the form in which the tensor stays packed; None where it can only be dequantised."""
-        known = PACKED_TYPES.get(self.stored.dtype)
+        """Return the packed form of the tensor; None if it can only be dequantised."""
+        kind = PACKED_TYPES.get(self.stored.dtype)
         columns = self.stored.shape[-1]
-        if known is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:
+        if kind is None or self.change or len(self.shape) != 2 or self.shape[-1] != columns:
             return None
-        if self.heads is not None and self.heads.columns and self.heads.size % known.group:
+        if self.heads is not None and self.heads.columns and self.heads.size % kind.group:
             return None
-        return known.form(columns)
+        return kind.form(columns)
 
     def packed(self, raw: np.ndarray, form: PackedForm, where: Any) -> PackedArrays:
-        """Return the arrays of the tensor in the form that `packed_form` returns.
+        """Return the arrays of the tensor in packed form.
 
         Args:
             raw: its bytes.
@@ -114,7 +114,7 @@ class NamedTensor(NamedTuple):
         """
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        known, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape
+        kind, (rows, columns) = PACKED_TYPES[self.stored.dtype], self.shape
         size = GGML_QUANT_SIZES[GGMLQuantizationType[self.stored.dtype]][1]
         codes = np.empty((rows, columns), codes_dtype(form.kind))
         scale = np.empty((rows, form.groups), form.scale_dtype)
@@ -123,14 +123,14 @@ class NamedTensor(NamedTuple):
         for start in range(0, rows, step):
             part = slice(start, start + step)
             with np.errstate(all="ignore"):
-                found = known.parts(raw.reshape(rows, -1)[part].reshape(-1, size))
-            for target, numbers in ((codes, found.codes), (scale, found.scale), (zero, found.zero)):
+                blocks = kind.parts(raw.reshape(rows, -1)[part].reshape(-1, size))
+            for target, numbers in ((codes, blocks.codes), (scale, blocks.scale), (zero, blocks.zero)):
                 if target is not None and numbers is not None:
                     target[part] = numbers.reshape(target[part].shape)
         if not np.isfinite(scale).all() or (zero is not None and not np.isfinite(zero).all()):
             raise self._not_finite(where)
         if self.heads is not None:
-            group = known.group if self.heads.columns else 1
+            group = kind.group if self.heads.columns else 1
             codes = _by_key_head(codes, self.heads)
             of_groups = self.heads._replace(size=self.heads.size // group)
             scale = _by_key_head(scale, of_groups)
@@ -160,18 +160,18 @@ def _by_key_head(values: np.ndarray, heads: Heads) -> np.ndarray:
     """Return a copy with value heads in the order of their key heads."""
     along = values.T if heads.columns else values
     result = along.copy()
-    tiled = along[heads.before :].reshape(heads.per_key, heads.key_heads, heads.size, *along.shape[1:])
-    result[heads.before :] = tiled.swapaxes(0, 1).reshape(along[heads.before :].shape)
+    tiled = along[heads.offset :].reshape(heads.per_key, heads.key_heads, heads.size, *along.shape[1:])
+    result[heads.offset :] = tiled.swapaxes(0, 1).reshape(along[heads.offset :].shape)
     return np.ascontiguousarray(result.T) if heads.columns else result
 
 
 class _Rule(NamedTuple):
-    """Name of a tensor within its layer, and how to undo what was changed."""
+    """Name in a layer, and changes to undo; the converter drops dimensions of one at `unit_dims`."""
 
     name: str
     change: Change = ""
     heads: str = ""
-    ones: tuple[int, ...] = ()
+    unit_dims: tuple[int, ...] = ()
 
 
 _ATTENTION = {"attn_q.weight": _Rule("self_attn.q_proj.weight"), "attn_k.weight": _Rule("self_attn.k_proj.weight")}
@@ -186,7 +186,7 @@ _QWEN = _ATTENTION | {
     "attn_gate.weight": _Rule("linear_attn.in_proj_z.weight", heads="values"),
     "ssm_alpha.weight": _Rule("linear_attn.in_proj_a.weight", heads="heads"),
     "ssm_beta.weight": _Rule("linear_attn.in_proj_b.weight", heads="heads"),
-    "ssm_conv1d.weight": _Rule("linear_attn.conv1d.weight", heads="channels", ones=(1,)),
+    "ssm_conv1d.weight": _Rule("linear_attn.conv1d.weight", heads="channels", unit_dims=(1,)),
     "ssm_norm.weight": _Rule("linear_attn.norm.weight"),
     "ssm_out.weight": _Rule("linear_attn.out_proj.weight", heads="columns"),
     "ssm_a": _Rule("linear_attn.A_log", "log of minus", "heads"),
@@ -195,11 +195,11 @@ _QWEN = _ATTENTION | {
     "ffn_up.weight": _Rule("mlp.up_proj.weight"),
     "ffn_down.weight": _Rule("mlp.down_proj.weight"),
     "ffn_gate_inp.weight": _Rule("mlp.gate.weight"),
-    "ffn_gate_inp_shexp.weight": _Rule("mlp.shared_expert_gate.weight", ones=(0,)),
+    "ffn_gate_inp_shexp.weight": _Rule("mlp.shared_expert_gate.weight", unit_dims=(0,)),
     "ffn_gate_shexp.weight": _Rule("mlp.shared_expert.gate_proj.weight"),
     "ffn_up_shexp.weight": _Rule("mlp.shared_expert.up_proj.weight"),
     "ffn_down_shexp.weight": _Rule("mlp.shared_expert.down_proj.weight"),
-    # One tensor for all experts, each of which is a run of bytes.
+    # One tensor for all experts; an expert is a run of bytes.
     "ffn_gate_exps.weight": _Rule("mlp.experts.{}.gate_proj.weight"),
     "ffn_up_exps.weight": _Rule("mlp.experts.{}.up_proj.weight"),
     "ffn_down_exps.weight": _Rule("mlp.experts.{}.down_proj.weight"),
@@ -215,7 +215,7 @@ _LFM2 = _ATTENTION | {
     "ffn_down.weight": _Rule("feed_forward.w2.weight"),
     "shortconv.in_proj.weight": _Rule("conv.in_proj.weight"),
     "shortconv.out_proj.weight": _Rule("conv.out_proj.weight"),
-    "shortconv.conv.weight": _Rule("conv.conv.weight", ones=(1,)),
+    "shortconv.conv.weight": _Rule("conv.conv.weight", unit_dims=(1,)),
 }
 _OUTER = {"token_embd.weight": _Rule("model.embed_tokens.weight"), "output.weight": _Rule("lm_head.weight")}
 _OUTER_OF = {
@@ -229,7 +229,7 @@ _HEAD = {
     "nextn.hnorm.weight": _Rule("mtp.pre_fc_norm_hidden.weight", "minus one"),
     "nextn.shared_head_norm.weight": _Rule("mtp.norm.weight", "minus one"),
 }
-"""Tensors of the multi-token-prediction block, which is the last one, beside those of a layer."""
+"""Tensors of the multi-token-prediction block, the last one, in addition to the tensors of a layer."""
 
 
 def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, NamedTensor]:
@@ -244,7 +244,7 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Named
     architecture, layers = header.metadata["general.architecture"], decoder_layers(header)
     blocks = header.metadata[f"{architecture}.block_count"]
     inner = _LFM2 if architecture == "lfm2" else _QWEN
-    found: dict[str, NamedTensor] = {}
+    named: dict[str, NamedTensor] = {}
     for name, tensor in header.tensors.items():
         layer = re.fullmatch(r"blk\.(\d+)\.(.+)", name)
         prefix = ""
@@ -258,14 +258,14 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Named
             rule, prefix = inner.get(layer[2]), f"mtp.layers.{int(layer[1]) - layers}."
             rule = rule if int(layer[1]) < blocks else None
         if rule is None:
-            found[name] = NamedTensor(name, tensor, tensor.shape, tensor.begin, tensor.end)
+            named[name] = NamedTensor(name, tensor, tensor.shape, tensor.begin, tensor.end)
             continue
         tensor = NamedTensor(name, tensor, tensor.shape, tensor.begin, tensor.end)
         for full, part in _parts(prefix + rule.name, tensor, rule, config):
-            if full in found:
+            if full in named:
                 raise CheckpointError(header.path, f"{name}: is there twice")
-            found[full] = part
-    return found
+            named[full] = part
+    return named
 
 
 def _parts(name: str, tensor: NamedTensor, rule: _Rule, config: dict[str, Any]) -> Iterator[tuple[str, NamedTensor]]:
@@ -276,24 +276,24 @@ def _parts(name: str, tensor: NamedTensor, rule: _Rule, config: dict[str, Any]) 
             yield name.format(expert), tensor._replace(shape=tensor.shape[1:], begin=begin, end=begin + size)
         return
     shape = list(tensor.shape)
-    for at in rule.ones:
-        if len(shape) == (1 if at == 0 else 2):
-            shape.insert(at, 1)
+    for dim in rule.unit_dims:
+        if len(shape) == (1 if dim == 0 else 2):
+            shape.insert(dim, 1)
     heads = _heads(rule.heads, config) if rule.heads else None
     if heads is not None:
         along = tensor.shape[-1] if heads.columns else tensor.shape[0]
         # Of another size, the tensor is mis-shaped, which the check of headers names.
-        if along != heads.before + heads.key_heads * heads.per_key * heads.size:
+        if along != heads.offset + heads.key_heads * heads.per_key * heads.size:
             heads = None
     yield name, tensor._replace(shape=tuple(shape), change=rule.change, heads=heads)
 
 
-def _heads(which: str, config: dict[str, Any]) -> Heads:
+def _heads(kind: str, config: dict[str, Any]) -> Heads:
     keys, size = config["linear_num_key_heads"], config["linear_value_head_dim"]
-    per_key, before = config["linear_num_value_heads"] // keys, 2 * config["linear_key_head_dim"] * keys
+    per_key, offset = config["linear_num_value_heads"] // keys, 2 * config["linear_key_head_dim"] * keys
     return {
-        "channels": Heads(keys, per_key, size, before),
+        "channels": Heads(keys, per_key, size, offset),
         "values": Heads(keys, per_key, size),
         "heads": Heads(keys, per_key, 1),
         "columns": Heads(keys, per_key, size, columns=True),
-    }[which]
+    }[kind]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hybridlm.quantised.schemes import QuantisedTensor, Read
-from hybridlm.quantised.shapes import Hints, Mismatch, TensorInfo, quantised_tensor
+from hybridlm.quantised.shapes import ADVICE, Hints, Mismatch, TensorInfo, quantised_tensor
 
 _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 # Scales of activations and of the KV cache: neither is quantised here.
@@ -124,7 +124,7 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
         if name.endswith("." + key) or (key == "biases" and last == "scales" and f"{base}.biases" in tensors):
             base = name.removesuffix("." + key) if name.endswith("." + key) else base
             weight = base if base.endswith(".weight") or base in tensors else base + ".weight"
-            return weight, f"{name}: {change}, which is not implemented: use another release of this model"
+            return weight, f"{name}: {change}, which is not implemented: {ADVICE}"
     for suffix in _COMPANIONS:
         stem = name.removesuffix(suffix)
         if stem != name and (stem in tensors or stem.endswith(".weight")):
@@ -135,5 +135,5 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
         return stem + "weight", f"{name}: a leftover: expected {stem}qweight beside it"
     if last.endswith(("_blocks", "_scales")) and tensors[name].dtype == "U8":
         weight = name.rpartition("_")[0]
-        return weight, f"{name}: MXFP4 in blocks of GPT-OSS is not implemented: use another release of this model"
+        return weight, f"{name}: MXFP4 in blocks of GPT-OSS is not implemented: {ADVICE}"
     return None

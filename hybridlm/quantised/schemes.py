@@ -114,7 +114,7 @@ class QuantisedTensor:
                 _finite(self.parts["codes"], float8_e4m3(codes), "codes that are NaN")
 
     def whole(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the scale of the complete matrix, a scalar, or of each expert, `[expert, 1, 1]`.
+        """Return the scale of the matrix, a scalar, or of each expert, `[expert, 1, 1]`.
 
         Raises:
             DequantiseError: it is NaN or infinite, a divisor of zero, or such that a weight may be infinite.
@@ -209,29 +209,19 @@ def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     """Return the formula `(code - zero) * scale` with codes offset to be signed."""
     *lead, rows, columns = tensor.shape
-    half = 1 << (tensor.bits - 1)
+    half = np.float32(1 << (tensor.bits - 1))
     stored = read(tensor.parts["codes"])
+    scale = tensor.scales(read).reshape(*lead, rows, -1)
+    zero = np.zeros_like(scale)
     if tensor.scheme == "int8":
         codes = stored.astype(np.float32)
+        if "zero" in tensor.parts:
+            zero = read(tensor.parts["zero"]).astype(np.float32).reshape(scale.shape)
     else:
-        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32)
-        codes -= np.float32(half)
-    scale = tensor.scales(read)
-    scale = scale.reshape(*lead, rows, -1)
-    if "zero" in tensor.parts:
-        zero = read(tensor.parts["zero"])
-        if tensor.scheme != "int8":
-            zero = tensor.zero_codes(read).astype(np.float32) - half
-        zero = zero.astype(np.float32).reshape(scale.shape)
-    else:
-        zero = np.zeros((), np.float32)
-    if "order" in tensor.parts:
-        group = _group_of_column(tensor, read, scale.shape[-1])
-        return (codes - (zero[..., group] if zero.ndim else zero)) * scale[..., group]
-    grouped = codes.reshape(*scale.shape, -1)
-    grouped -= zero[..., None] if zero.ndim else zero
-    grouped *= scale[..., None]
-    return codes
+        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32) - half
+        if "zero" in tensor.parts:
+            zero = tensor.zero_codes(read).astype(np.float32).reshape(scale.shape) - half
+    return _grouped_integers(tensor, read, codes, zero, scale)
 
 
 def _group_of_column(tensor: QuantisedTensor, read: Read, groups: int) -> Integer[np.ndarray, " columns"]:
@@ -259,11 +249,11 @@ def _awq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
 def _grouped_integers(
     tensor: QuantisedTensor, read: Read, codes: np.ndarray, zero: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    numbers = np.ascontiguousarray(codes).astype(np.float32)
+    numbers = np.ascontiguousarray(codes, np.float32)
     if "order" in tensor.parts:
-        group = _group_of_column(tensor, read, scale.shape[1])
-        numbers -= zero[:, group]
-        numbers *= scale[:, group]
+        group = _group_of_column(tensor, read, scale.shape[-1])
+        numbers -= zero[..., group]
+        numbers *= scale[..., group]
     else:
         grouped = numbers.reshape(*scale.shape, -1)
         grouped -= zero[..., None]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from hybridlm.quantised.module_names import module_name
-from hybridlm.quantised.shapes import Hints
+from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
 
 _MODELOPT: Mapping[str, frozenset[str]] = {
@@ -122,7 +122,7 @@ def refused(method: str, sign: str) -> QuantisationSettings:
         method: one of `REFUSED`.
         sign: where the checkpoint shows it.
     """
-    fault = f"written by {REFUSED[method]} ({sign}), whose layout is not implemented: use another release of this model"
+    fault = f"written by {REFUSED[method]} ({sign}), whose layout is not implemented: {ADVICE}"
     return QuantisationSettings(method, faults=(fault,))
 
 
@@ -183,7 +183,7 @@ def _modelopt(settings: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | 
 
 def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
     if name in _MODELOPT_REFUSED:
-        faults.append(f"{where}: {name} ({_MODELOPT_REFUSED[name]}) is not implemented: use another release")
+        faults.append(f"{where}: {name} ({_MODELOPT_REFUSED[name]}) is not implemented: {ADVICE}")
     elif name not in _MODELOPT:
         faults.append(f"{where}: {name!r} is not known, expected one of {', '.join(_MODELOPT)}")
     return _MODELOPT.get(name, frozenset())

@@ -10,6 +10,8 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 FLOATS = frozenset({"BF16", "F16", "F32"})
 POWERS = frozenset({"U8", "F8_E8M0"})
 MAX_ENTRIES = 2**40
+ADVICE = "load the original release; `hybridlm quantise` makes smaller copies of it"
+"""Advice for a layout that is not implemented."""
 
 
 class TensorInfo(NamedTuple):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from models.config.fields import paired, read_attending, read_dtype, read_placeholders
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
@@ -29,7 +31,7 @@ from models.weights.layer_weights import (
     mlp_weights,
     moe_weights,
 )
-from models.weights.sources import Weight, tensor
+from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 DEFAULT_POSITIONS = 32_768
 """`max_position_embeddings` where config.json has none, as in transformers."""
@@ -127,15 +129,33 @@ def read_decoder(
     )
 
 
+def split_qkv(c: GatedDeltaNetConfig, hidden: int, name: str) -> WeightSource:
+    """Return queries, keys and values as three projections, the form of Tinker's LoRA adapters."""
+    keys = c.key_heads * c.key_size
+    widths = {"q": keys, "k": keys, "v": c.value_width}
+    return joined({f"{name}.in_proj_{part}.weight": (width, hidden) for part, width in widths.items()})
+
+
 def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
-    """List the input projections of a mixer, one tensor each."""
-    shapes = {
-        "in_proj_qkv": (c.channels, hidden),
-        "in_proj_z": (c.value_width, hidden),
-        "in_proj_b": (c.value_heads, hidden),
-        "in_proj_a": (c.value_heads, hidden),
+    """List the input projections of a mixer, one tensor each.
+
+    LoRA adapters for SGLang and vLLM have two projections `in_proj_qkvz` and `in_proj_ba` instead, with the rows of
+    ours one after the other (not by heads, as in Qwen3-Next).
+    """
+    fused = {
+        "in_proj_qkvz": {"in_proj_qkv": c.channels, "in_proj_z": c.value_width},
+        "in_proj_ba": {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads},
     }
-    return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
+    projections = []
+    for stored, sizes in fused.items():
+        shape, index = (sum(sizes.values()), hidden), np.arange(sum(sizes.values()))
+        for part, size in sizes.items():
+            source = rows(f"{name}.{stored}.weight", shape, index[:size])
+            adapted = (source, split_qkv(c, hidden, name)) if part == "in_proj_qkv" else (source,)
+            weight = tensor((*at, part), f"{name}.{part}.weight", (size, hidden))
+            projections.append(replace(weight, adapted=adapted))
+            index = index[size:]
+    return projections
 
 
 def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:

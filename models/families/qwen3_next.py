@@ -8,7 +8,7 @@ import numpy as np
 from models.decoder.decoder import DecoderConfig
 from models.families import qwen
 from models.families.architectures import text_classes
-from models.families.qwen import qwen_family, read_decoder, read_moe, text_reader
+from models.families.qwen import qwen_family, read_decoder, read_moe, split_qkv, text_reader
 from models.layers.mlp import MlpConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.weights.layer_weights import Path
@@ -45,12 +45,13 @@ def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
 def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
     """List the input projections of a mixer, taken from the two fused tensors."""
     fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
-    found = []
+    projections = []
     for part, index in projection_rows(c).items():
         stored = "in_proj_qkvz" if part in ("in_proj_qkv", "in_proj_z") else "in_proj_ba"
         source = rows(f"{name}.{stored}.weight", (fused[stored], hidden), index)
-        found.append(Weight((*at, part), (len(index), hidden), (source,)))
-    return found
+        adapted = (split_qkv(c, hidden, name),) if part == "in_proj_qkv" else ()
+        projections.append(Weight((*at, part), (len(index), hidden), (source,), adapted=adapted))
+    return projections
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

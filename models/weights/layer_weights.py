@@ -58,7 +58,7 @@ def backbone_weights(config: DecoderConfig, describe: Describe) -> list[Weight]:
 def layer_weights(
     branches: Sequence[BranchConfig], hidden: int, at: Path, layer: str, describe: Describe, norms: Sequence[str]
 ) -> list[Weight]:
-    """List the parameters of the layer at the path `at`; `layer` is the prefix of its tensor names."""
+    """List the parameters of the layer at the path `at` with the tensor prefix `layer`."""
     weights = []
     for j, norm in enumerate(norms):
         weights.append(
@@ -90,8 +90,9 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
     weights = [tensor((*at, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
     if c.qk_norm is not None:
         for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)):
-            found, size = f"{name}.{names.get(part, part)}.weight", c.qk_norm.size(heads, c.head_dim)
-            weights.append(tensor((*at, part, "weight"), found, (size,), float32=True))
+            size = c.qk_norm.size(heads, c.head_dim)
+            path = (*at, part, "weight")
+            weights.append(tensor(path, f"{name}.{names.get(part, part)}.weight", (size,), float32=True))
     return weights
 
 
@@ -112,7 +113,7 @@ def moe_weights(
     shared: str = "shared_experts",
     router: str = "gate",
 ) -> list[Weight]:
-    """List the parameters of an MoE layer with gated experts, in one tensor for all experts or one tensor each.
+    """List the parameters of an MoE layer with gated experts, in one tensor or one each.
 
     Args:
         c, hidden, at, name: as for `attention_weights`.

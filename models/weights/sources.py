@@ -1,4 +1,4 @@
-"""Description of parameters by checkpoint tensors: names, shapes, and the place of each tensor in a parameter.
+"""Description of parameters by checkpoint tensors: names, shapes, places in the parameter.
 
 Families list their parameters with these values. The caller reads the files: whole parameters or the shards of one
 device.
@@ -38,7 +38,7 @@ class WeightSource:
         places: tensor name -> the window of the parameter that it fills; the windows cover the parameter without
             overlap. None where a single tensor fills all of it.
         take: (tensor, window relative to the beginning of its place, and an ellipsis) -> the values there, a view of
-            the tensor wherever possible. By default the tensor fills its place as it is.
+            the tensor wherever possible. By default the tensor fills its place unchanged.
         by_rows: `take` treats all entries of a row alike, so that it can take rows of codes and of scales too.
     """
 
@@ -53,7 +53,7 @@ class WeightSource:
         return self.by_rows or self.take is operator.getitem
 
     def pieces(self, window: ArraySlice, shape: tuple[int, ...]) -> Iterator[TensorSlice]:
-        """Yield the tensor slices that fill a window of the parameter; tensors outside of it are left out.
+        """Yield the tensor slices that fill a window of the parameter, of tensors inside it.
 
         Args:
             window: of the parameter, such as the shard of a device.
@@ -64,14 +64,14 @@ class WeightSource:
         wanted = _entries(window, shape)
         for name in self.shapes:
             place = _entries(() if self.places is None else self.places[name], shape)
-            both = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(place, wanted, strict=True)]
-            if all(both):
-                yield TensorSlice(name, (*_counted_from(place, both), ...), _counted_from(wanted, both))
+            common = [range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(place, wanted, strict=True)]
+            if all(common):
+                yield TensorSlice(name, (*_counted_from(place, common), ...), _counted_from(wanted, common))
 
 
 def _entries(window: ArraySlice, shape: tuple[int, ...]) -> list[range]:
     """Return the entries of each dimension in a window; the remaining dimensions are whole."""
-    sliced = [range(size)[one] for one, size in zip(window, shape, strict=False)]
+    sliced = [range(size)[part] for part, size in zip(window, shape, strict=False)]
     return sliced + [range(size) for size in shape[len(window) :]]
 
 
@@ -88,20 +88,22 @@ class Weight:
         shape: its shape.
         options: sources, the usual one first; a checkpoint must have all tensors of one of them.
         float32: keep it in float32, whatever dtype the model is loaded in (norms, decays, biases).
+        adapted: further sources, by tensor names of LoRA adapters from frameworks that split or fuse the matrix.
     """
 
     path: tuple[str | int, ...]
     shape: tuple[int, ...]
     options: tuple[WeightSource, ...]
     float32: bool = False
+    adapted: tuple[WeightSource, ...] = ()
 
 
 def tensor(
     path: tuple[str | int, ...], name: str | Sequence[str], shape: tuple[int, ...], float32: bool = False
 ) -> Weight:
-    """Return a parameter that is one checkpoint tensor as it is, under one name or one of several alternatives."""
+    """Return a parameter of one unchanged checkpoint tensor, under one of several names."""
     names = (name,) if isinstance(name, str) else name
-    return Weight(path, shape, tuple(WeightSource({each: shape}) for each in names), float32)
+    return Weight(path, shape, tuple(WeightSource({option: shape}) for option in names), float32)
 
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
@@ -121,10 +123,10 @@ def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:
 
 
 def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSource:
-    """Return the source of `[expert, out, in]`: one matrix per expert, or several concatenated along `out`.
+    """Return the source of `[expert, out, in]`: matrices of each expert, concatenated along `out`.
 
     Args:
-        names: per expert, the matrices whose rows are concatenated.
+        names: of the matrices of each expert.
         shape: shape of each matrix.
     """
     places = {
@@ -138,7 +140,7 @@ def stacked(names: Sequence[Sequence[str]], shape: tuple[int, int]) -> WeightSou
 def expert_matrices(
     fused: str, name: str, parts: Sequence[str], experts: int, shape: tuple[int, int]
 ) -> tuple[WeightSource, ...]:
-    """Return the sources of the experts' matrices: one tensor for all, or one for each expert and projection.
+    """Return the sources of the experts' matrices: one tensor, or one per expert and projection.
 
     Args:
         fused: the tensor `[expert, out, in]`, the rows of the projections concatenated.

@@ -67,7 +67,36 @@ def logprobs(lm: hybridlm.LM) -> list[float]:
     return list(lm.score([PROMPT])[0].logprobs)[1:]
 
 
+class Exported:
+    """A tensor of another library: DLPack is its only interface."""
+
+    def __init__(self, array: Any, error: Exception | None = None):
+        self.array, self.error = array, error
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+class WithoutMemory(Exported):
+    """A tensor like PyTorch's DTensor: DLPack exports uninitialised numbers."""
+
+    def detach(self) -> "WithoutMemory":
+        return self
+
+    def data_ptr(self) -> int:
+        raise RuntimeError("invalid storage")
+
+
 GIVEN = {
+    "DLPack": lambda trained, other: {name: Exported(x) for name, x in trained.params.items()},
+    "DLPack tensors": lambda trained, other: {
+        name: Exported(x) for name, x in load_file(other / "model.safetensors").items()
+    },
     "state": lambda trained, other: nnx.state(trained.model),
     "parameters": lambda trained, other: dict(trained.params),
     "host parameters": lambda trained, other: {name: np.asarray(x) for name, x in trained.params.items()},
@@ -178,6 +207,28 @@ def test_wider_numbers_are_converted(base: Path, trained: hybridlm.LM) -> None:
     assert PARAMETER in caught.value.faults[0] and lm.fingerprint == fingerprint
 
 
+def test_bfloat16_tensors_and_their_memory(base: Path, trained: hybridlm.LM) -> None:
+    """NumPy's DLPack has no bfloat16; memory of another library is copied, as its owner may write to it later."""
+    settings: dict[str, Any] = SETTINGS | {"dtype": "bfloat16"}
+    lm = hybridlm.load(base, **settings)
+    half = trained.params[PARAMETER].astype(jnp.bfloat16)
+    lm.update({PARAMETER: Exported(half)}, partial=True)
+    assert np.array_equal(lm.params[PARAMETER], half)
+    memory = np.array(trained.params[PARAMETER])
+    lm.update({PARAMETER: Exported(memory)}, partial=True)
+    memory[:] = 0
+    assert np.array_equal(lm.params[PARAMETER], half)
+
+
+def test_tensors_that_cannot_be_exported_are_named_at_once(lm: hybridlm.LM) -> None:
+    fingerprint, array = lm.fingerprint, lm.params[PARAMETER]
+    tensors = {PARAMETER: Exported(array, BufferError("cuda")), "norm.weight": WithoutMemory(array)}
+    with pytest.raises(CheckpointError) as caught:
+        lm.update(tensors, partial=True)
+    assert len(caught.value.faults) == 2 and lm.fingerprint == fingerprint
+    assert all(name in fault for name, fault in zip(tensors, sorted(caught.value.faults), strict=True))
+
+
 def test_everything_that_does_not_fit_is_named_at_once(lm: hybridlm.LM, trained: hybridlm.LM, other: Path) -> None:
     names = list(trained.params)
     wrong: dict[str, Any] = dict(trained.params)
@@ -278,7 +329,19 @@ def test_over_a_mesh_parameters_are_sharded_as_loaded(tmp_path: Path) -> None:
         for name, array in expected.params.items():
             assert lm.params[name].sharding == array.sharding and np.array_equal(lm.params[name], array), name
     assert any(not np.array_equal(whole.params[name], expected.params[name]) for name in whole.params)
-    mesh: Any = lm.engine.placement.mesh
-    moved = jax.device_put(np.asarray(expected.params[PARAMETER]), jax.sharding.NamedSharding(mesh, jax.P()))
-    with pytest.raises(CheckpointError, match="sharded"):
-        lm.update({PARAMETER: moved}, partial=True)
+    weight, norm = whole.params[PARAMETER], "norm.weight"
+    devices: Any = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,))
+    replicated, rows = (jax.sharding.NamedSharding(devices, jax.P(*axes)) for axes in ((), ("x",)))
+    lm.update(first)
+    lm.update({PARAMETER: jax.device_put(weight, replicated)}, partial=True)
+    assert np.array_equal(lm.params[PARAMETER], expected.params[PARAMETER])
+    assert lm.params[PARAMETER].sharding == expected.params[PARAMETER].sharding
+    wrong = {
+        PARAMETER: jax.device_put(weight[:4].astype(jnp.int32), rows),
+        norm: jax.device_put(np.zeros(3, np.int32), replicated),
+    }
+    with pytest.raises(CheckpointError) as caught:
+        lm.update(wrong, partial=True)
+    assert len(caught.value.faults) == 2
+    assert [name in fault for name, fault in zip(wrong, caught.value.faults, strict=True)] == [True, True]
+    assert "sharded" in caught.value.faults[0] and "mis-shaped" in caught.value.faults[1]

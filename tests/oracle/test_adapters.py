@@ -13,7 +13,7 @@ from tiny_variants import VARIANTS, Variant
 from transformers_oracle import Oracle, log_probabilities
 
 import hybridlm
-from hybridlm.checkpoint import bind, load_parameters, open_adapter, open_directory
+from hybridlm.checkpoint import OpenModel, bind, load_parameters, open_adapter, open_directory
 from models import family_of
 
 pytestmark = pytest.mark.oracle
@@ -73,7 +73,7 @@ def arrays(directory: Path, adapter: Path | None = None) -> dict[Any, np.ndarray
     config = family.read_config(checkpoint.config)
     weights = family.weights(config)
     bound = [] if adapter is None else [bind(open_adapter(adapter), family, weights, config.tied)]
-    loaded = load_parameters(checkpoint, family, config, "float32", adapters=bound)
+    loaded = load_parameters(OpenModel(checkpoint, family, config), "float32", adapters=bound)
     return {path: np.asarray(array) for path, array in loaded.arrays.items()}
 
 
@@ -127,6 +127,39 @@ def test_settings(settings: str, tmp_path: Path) -> None:
     save(found, tmp_path / "adapter")
     merged_by_peft(found, tmp_path / "merged")
     compare(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+
+
+@pytest.mark.parametrize("name", ["dense_base", "next_base"])
+def test_queries_keys_and_values_adapted_apart(name: str, tmp_path: Path) -> None:
+    """PEFT adapts `in_proj_q`, `in_proj_k` and `in_proj_v`; their merged rows are those of the model's matrix."""
+    write_checkpoint(named(name), 0, tmp_path / "base")
+    model = Oracle.load(tmp_path / "base").model
+    mixers = [(at, mixer) for at, mixer in model.named_modules() if at.endswith("linear_attn")]
+    assert mixers
+    split = torch.nn.Module()
+    for at, mixer in mixers:
+        keys, values = mixer.key_dim, mixer.value_dim
+        holder = split
+        for part in at.split("."):
+            if not hasattr(holder, part):
+                holder.add_module(part, torch.nn.Module())
+            holder = getattr(holder, part)
+        for part, size in zip("qkv", (keys, keys, values), strict=True):
+            linear = torch.nn.Linear(model.config.get_text_config().hidden_size, size, bias=False)
+            holder.add_module(f"in_proj_{part}", linear)
+    split.config = model.config
+    found = adapted(split, 1, target_parameters=None)
+    save(found, tmp_path / "adapter")
+    changes = {
+        at: torch.cat([module.get_delta_weight("default") for module in parts])
+        for at, _ in mixers
+        for parts in [[found.get_submodule(f"base_model.model.{at}.in_proj_{part}") for part in "qkv"]]
+    }
+    after, before = arrays(tmp_path / "base", tmp_path / "adapter"), arrays(tmp_path / "base")
+    changed = {path: after[path] - before[path] for path in before if not np.array_equal(after[path], before[path])}
+    assert len(changed) == len(mixers) and all(path[-1] == "in_proj_qkv" for path in changed)
+    for change, array in zip(changes.values(), changed.values(), strict=True):
+        np.testing.assert_allclose(array, change.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_loaded_beside_instead_and_given(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""LoRA adapters as PEFT saves them: opened, matched with the tensors of a model, and merged into its parameters.
+"""LoRA adapters of PEFT: opened, matched with a model, and merged into its parameters.
 
-A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin with `adapter`; `match` refuses what
-belongs to no parameter.
+A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin with `adapter`; `match` refuses
+tensors without a parameter.
 """
 
 from hybridlm.checkpoint.adapters.adapter import Adapter, BoundAdapter, base_of, has_adapter, open_adapter

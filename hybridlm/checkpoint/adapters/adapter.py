@@ -1,6 +1,6 @@
 """LoRA adapters as PEFT saves them: opened, and merged into parameters.
 
-adapter_config.json          rank, alpha and what was adapted
+adapter_config.json          rank, alpha and the adapted modules
 adapter_model.safetensors    two factors per adapted matrix, and tensors that were trained as a whole
 """
 
@@ -33,7 +33,7 @@ UNUSED = frozenset(
     qalora_group_size""".split()
 )
 READ = frozenset("peft_type r lora_alpha use_rslora rank_pattern alpha_pattern init_lora_weights".split())
-# Initial values that leave the base weights as they are; the others change them before training.
+# Initial values without effect on the base weights; the others change them before training.
 INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 MERGE_ELSEWHERE = (
     "Merge it with PEFT and save the result: "
@@ -60,7 +60,7 @@ class Factors(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """An opened adapter. Its headers have been checked; no tensor has been read.
+    """An opened adapter with checked headers; no tensor has been read.
 
     Attributes:
         path: the directory.
@@ -81,13 +81,13 @@ class Adapter:
 
 @dataclass(frozen=True)
 class BoundAdapter:
-    """An adapter whose tensors are matched with those of a model.
+    """An adapter matched with the tensors of a model.
 
     Attributes:
         adapter: its files.
-        factors: canonical tensor name -> the low-rank change of that tensor.
-        replaced: canonical tensor name -> name in the file of the tensor that takes its place.
-        skipped: names in the file of what belongs to parts that are not read (vision towers).
+        factors: canonical tensor name -> the low-rank change of the tensor.
+        replaced: canonical tensor name -> name of the new tensor in the file.
+        skipped: names in the file of the tensors of parts that are not read (vision towers).
     """
 
     adapter: Adapter
@@ -97,14 +97,14 @@ class BoundAdapter:
 
     @property
     def sentence(self) -> str:
-        """A sentence for the user on what is merged."""
-        whole = f", {len(self.replaced)} tensors replaced" if self.replaced else ""
+        """A sentence for the user on the merged tensors."""
+        replaced = f", {len(self.replaced)} tensors replaced" if self.replaced else ""
         unused = f", {len(self.skipped)} tensors of parts that are not read left out" if self.skipped else ""
-        return f"{self.adapter.path}: LoRA adapter merged into {len(self.factors)} tensors{whole}{unused}"
+        return f"{self.adapter.path}: LoRA adapter merged into {len(self.factors)} tensors{replaced}{unused}"
 
     def touches(self, weight: Weight) -> bool:
         """Whether the adapter changes a parameter."""
-        return any(name in self.factors or name in self.replaced for source in weight.options for name in source.shapes)
+        return any(name in self.factors or name in self.replaced for name, _ in tensors_of(weight))
 
     def merge(self, weight: Weight, windows: Sequence[tuple[ArraySlice, ArraySlice]], result: np.ndarray) -> None:
         """Apply the adapter to a float32 array of pieces of a parameter.
@@ -136,12 +136,12 @@ class BoundAdapter:
 
 
 def tensors_of(weight: Weight) -> Iterator[tuple[str, WeightSource]]:
-    """Yield every tensor that a parameter can come from, each with the first source that has it."""
-    seen: set[str] = set()
-    for source in weight.options:
+    """Yield every tensor of a parameter's sources, each with its first source."""
+    names: set[str] = set()
+    for source in (*weight.options, *weight.adapted):
         for name in source.shapes:
-            if name not in seen:
-                seen.add(name)
+            if name not in names:
+                names.add(name)
                 yield name, source
 
 
@@ -155,23 +155,23 @@ def _place(
     add: bool,
 ) -> None:
     for window, target in windows:
-        whole = result[(*target, ...)]
+        part = result[(*target, ...)]
         for piece in source.pieces(window, weight.shape):
             if piece.name == name:
-                place, found = whole[(*piece.place, ...)], source.take(tensor, piece.taken)
-                place[...] = place + found if add else found
+                place, values = part[(*piece.place, ...)], source.take(tensor, piece.taken)
+                place[...] = place + values if add else values
 
 
 def has_adapter(directory: Path) -> bool:
-    """Whether an adapter lies in a directory."""
+    """Whether a directory has an adapter."""
     return (directory / CONFIG).is_file()
 
 
 def base_of(directory: Path) -> str:
-    """Return the base model that adapter_config.json names: a directory or a hub id.
+    """Return the base model of adapter_config.json: a directory or a hub id.
 
     Raises:
-        CheckpointError: it names none.
+        CheckpointError: adapter_config.json names no base model.
     """
     name = read_object(directory / CONFIG, MAX_CONFIG_BYTES).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
@@ -217,7 +217,7 @@ def _config_faults(config: Mapping[str, Any]) -> list[str]:
     if config.get("use_dora"):
         faults.append("use_dora: DoRA is not implemented, only plain LoRA and rsLoRA")
     initial = config.get("init_lora_weights", True)
-    if not any(initial is one or (isinstance(one, str) and initial == one) for one in INITIAL):
+    if not (isinstance(initial, bool | str | None) and initial in INITIAL):
         faults.append(f"init_lora_weights: {initial!r} changes the base weights, which are not those of the checkpoint")
     for name in ("r", "lora_alpha"):
         if not is_positive(config.get(name, 8)):
@@ -228,8 +228,10 @@ def _config_faults(config: Mapping[str, Any]) -> list[str]:
             faults.append(f"{name}: expected an object of numbers greater than 0, found {pattern!r}")
         else:
             faults += [f"{name}: {key!r} is no regular expression" for key in pattern if not _compiles(key)]
-    known = UNUSED | READ | {"use_dora"}
-    faults += [f"{name}: {value!r} is not implemented" for name, value in config.items() if value and name not in known]
+    fields = UNUSED | READ | {"use_dora"}
+    faults += [
+        f"{name}: {value!r} is not implemented" for name, value in config.items() if value and name not in fields
+    ]
     return faults
 
 

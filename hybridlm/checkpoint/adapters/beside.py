@@ -1,4 +1,4 @@
-"""The adapter that belongs to a model: in its folder, or in one that the files of a decision model name."""
+"""The adapter of a model: in its folder, or named by a decision model."""
 
 from pathlib import Path
 
@@ -11,7 +11,9 @@ DECISION, JUDGE = "decision.json", "judge_config.json"
 
 
 def own_adapter(directory: Path) -> Path | None:
-    """Return the folder of the adapter that `load` merges if none is given, which need not be there; None for none.
+    """Return the folder of the adapter that `load` merges by default, or None.
+
+    The folder may be missing, in a decision model from the Hub.
 
     Raises:
         CheckpointError: a file that may name it cannot be read.
@@ -23,7 +25,7 @@ def own_adapter(directory: Path) -> Path | None:
 
 
 def adapter_folder(directory: Path) -> str | None:
-    """Return the folder of the adapter that the files of a decision model name; None for none.
+    """Return the name of a decision model's adapter folder, or None.
 
     Raises:
         CheckpointError: a file cannot be read.
@@ -34,8 +36,8 @@ def adapter_folder(directory: Path) -> str | None:
         name = read_object(directory / DECISION, MAX_CONFIG_BYTES).get("adapter")
     else:
         return None
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+    if name is not None and (
+        not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts
+    ):
         raise CheckpointError(directory, f"adapter: expected the name of a folder in the directory, found {name!r}")
     return name

@@ -1,8 +1,8 @@
-"""Match of a LoRA adapter's tensors with those of a model; what belongs to nothing is refused by name."""
+"""Match of the tensors of a LoRA adapter with the tensors of a model."""
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -23,7 +23,7 @@ EXPERT_PARTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def bind(adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool) -> BoundAdapter:
-    """Match the tensors of an adapter with those of a model.
+    """Match the tensors of an adapter with the tensors of a model.
 
     Args:
         adapter: an opened adapter.
@@ -31,16 +31,16 @@ def bind(adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool
         tied: the head of the model is its embedding.
 
     Raises:
-        CheckpointError: every tensor that belongs to nothing, has another shape, or cannot be merged.
+        CheckpointError: every tensor without a place in the model, of another shape, or of a kind that is not merged.
     """
     return _Binding(adapter, family, weights, tied).bound()
 
 
 class _Binding:
-    """One match of an adapter with a model, which collects faults."""
+    """Match of one adapter with a model; collects faults."""
 
     def __init__(self, adapter: Adapter, family: Family, weights: Sequence[Weight], tied: bool):
-        self._adapter, self._family, self._tied = adapter, family, tied
+        self._adapter, self._family, self._weights, self._tied = adapter, family, weights, tied
         self._shapes: dict[str, tuple[int, ...]] = {}
         for weight in weights:
             for name, source in tensors_of(weight):
@@ -71,6 +71,7 @@ class _Binding:
         for (module, embedding), keys in pairs.items():
             self._factors(module, embedding, keys, factors)
         self._check_tied(factors, replaced)
+        self._check_sources(factors.keys() | replaced.keys())
         if not self._faults and not factors and not replaced:
             self._faults.append("changes nothing of this model")
         if self._faults:
@@ -81,26 +82,25 @@ class _Binding:
 
     def _replace(self, key: str, name: str, shape: tuple[int, ...], replaced: dict[str, str]) -> None:
         plain = re.sub(r"\.(modules_to_save(\.default)?|base_layer)\.", ".", name)
-        known = [one for one in self._family.tensor_names(plain) if one in self._shapes]
-        if not known and self._tied and plain == "lm_head.weight":
+        tensor = next((name for name in self._family.tensor_names(plain) if name in self._shapes), None)
+        if tensor is None and self._tied and plain == "lm_head.weight":
             replaced[plain] = key
-        elif not known:
+        elif tensor is None:
             self._unknown(key, plain)
-        elif shape != self._shapes[known[0]]:
-            self._faults.append(f"mis-shaped {key}: expected {self._shapes[known[0]]}, found {shape}")
+        elif shape != self._shapes[tensor]:
+            self._faults.append(f"mis-shaped {key}: expected {self._shapes[tensor]}, found {shape}")
         else:
-            replaced[known[0]] = key
+            replaced[tensor] = key
 
     def _unknown(self, key: str, name: str) -> None:
-        if any(self._family.skips(one) for one in (name, *self._family.tensor_names(name))):
+        names = self._family.tensor_names(name)
+        if any(map(self._family.skips, (name, *names))):
             self._skipped.append(key)
         else:
-            self._faults.append(
-                f"{key}: no tensor of the model is named {' or '.join(self._family.tensor_names(name))}"
-            )
+            self._faults.append(f"{key}: no tensor of the model is named {' or '.join(names)}")
 
     def _factors(self, module: str, embedding: bool, keys: Mapping[str, str], factors: dict[str, Factors]) -> None:
-        """Match the two factors of one module with a tensor of the model, or record a fault."""
+        """Match both factors of one module with a tensor, or record a fault."""
         if keys.keys() != {"A", "B"}:
             self._faults.append(f"{module}: expected lora_A and lora_B, found {', '.join(sorted(keys.values()))}")
             return
@@ -141,7 +141,7 @@ class _Binding:
         factors[name] = Factors(keys["A"], keys["B"], scale, embedding, experts)
 
     def _experts(self, module: str, candidates: Iterable[str]) -> list[str]:
-        """Return the tensors of several matrices that a module holds under a name or as one of its parameters."""
+        """Return the tensors of several matrices at or below the module's name."""
         stems = {name.removesuffix(".weight") for name in candidates} | {module}
         return [
             name
@@ -150,25 +150,35 @@ class _Binding:
         ]
 
     def _setting(self, field: str, patterns: str, module: str, name: str) -> float:
-        """Return rank or alpha: that of the first pattern that the module's name ends with, or the common one."""
+        """Return rank or alpha, by the first pattern that ends the module's name."""
         parts = (f"{module}.{part}" for part in EXPERT_PARTS)
-        names = [module, *(one for one in parts if name in self._family.tensor_names(one))]
+        paths = [module, *(part for part in parts if name in self._family.tensor_names(part))]
         for pattern, value in (self._adapter.config.get(patterns) or {}).items():
-            if any(re.match(rf"(.*\.)?({pattern})$", one) for one in names):
+            if any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
                 return value
         return self._adapter.config.get(field, 8)
 
+    def _check_sources(self, changed: Set[str]) -> None:
+        """Refuse changes of one parameter under the names of two sources: their entries overlap."""
+        for weight in self._weights:
+            names = changed & {name for name, _ in tensors_of(weight)}
+            if names and not any(names <= source.shapes.keys() for source in (*weight.options, *weight.adapted)):
+                self._faults.append(
+                    f"{', '.join(sorted(names))}: expected one of them, they are one matrix in two forms"
+                )
+
     def _check_tied(self, factors: Mapping[str, Factors], replaced: dict[str, str]) -> None:
-        """Refuse a change of the embedding alone, or of the head alone, where both are one tensor."""
+        """Refuse different changes of embedding and head if both are one tensor."""
         if not self._tied:
             return
         head = replaced.pop("lm_head.weight", None)
         embedding = next((replaced[name] for name in self._embedding if name in replaced), None)
         low_rank = sorted(self._embedding & factors.keys())
         array = self._adapter.array
-        same = head is not None and embedding is not None and np.array_equal(array(head), array(embedding))
-        if low_rank or ((head is not None or embedding is not None) and not same):
-            changed = [*low_rank, *(one for one in (embedding, head) if one is not None)]
+        tables = [name for name in (embedding, head) if name is not None]
+        equal = len(tables) == 2 and np.array_equal(array(tables[0]), array(tables[1]))
+        if low_rank or (tables and not equal):
+            changed = [*low_rank, *tables]
             self._faults.append(
                 f"{', '.join(changed)}: the head of this model is its embedding (tie_word_embeddings), and the "
                 "adapter makes them differ; save a merged model with tie_word_embeddings false"

@@ -1,8 +1,7 @@
-"""Layout of packed parameters: the arrays of each on one device, or sharded over a mesh like the plain parameter.
+"""Layout of packed parameters: their arrays on one device or over a mesh.
 
-Codes, scales and zero points are sharded alike. A dimension of rows is that of the plain parameter. Where the entries
-of a row are sharded, no group of entries with one scale may lie on two devices: such groups are divided, and have the
-same scale.
+Codes, scales and zero points are sharded alike, rows like the rows of the plain parameter. A mesh may shard the entries
+of a row, too: a group of entries with one scale is then divided, and each device has a copy of the scale.
 """
 
 import math
@@ -49,8 +48,8 @@ class PackedLayout(NamedTuple):
         """Return the parameter with types in the place of arrays."""
         kinds = _kinds(self.form)
         types = {
-            role: jax.ShapeDtypeStruct(one.global_shape, kinds[role], sharding=one.sharding)
-            for role, one in self.shards.items()
+            role: jax.ShapeDtypeStruct(shards.global_shape, kinds[role], sharding=shards.sharding)
+            for role, shards in self.shards.items()
         }
         return self._weight(types)
 
@@ -62,23 +61,22 @@ class PackedLayout(NamedTuple):
         """
         kinds = _kinds(self.form)
         # An array of one column for each row has no sharded columns.
-        whole = next(iter(self.shards.values()))
-        last = len(whole.shape) - 1
-        by_rows = Shards(
-            (*whole.shape[:-1], 1), tuple(one for one in whole.sharded_dims if one.dim != last), whole.sharding
-        )
+        shards = next(iter(self.shards.values()))
+        last = len(shards.shape) - 1
+        rows = tuple(sharded for sharded in shards.sharded_dims if sharded.dim != last)
+        by_rows = Shards((*shards.shape[:-1], 1), rows, shards.sharding)
 
         def host(places: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-            results = {role: aligned_empty(one.local_shape, kinds[role]) for role, one in self.shards.items()}
-            columns = {role: list(_columns(one, places[role])) for role, one in self.shards.items()}
+            results = {role: aligned_empty(shards.local_shape, kinds[role]) for role, shards in self.shards.items()}
+            columns = {role: list(_columns(shards, places[role])) for role, shards in self.shards.items()}
             for window, target in by_rows.windows((*places["codes"][:-1], 0)):
                 for place, arrays in read(window):
                     for role, array in arrays.items():
                         into = results[role][(*target, ...)][(*place[:-1], ...)]
                         if role in ("scale", "zero") and self.groups != self.form.groups:
                             array = np.repeat(array, self.groups // self.form.groups, axis=-1)
-                        for taken, put in columns[role]:
-                            into[..., put] = array[..., taken]
+                        for source, place_in_shard in columns[role]:
+                            into[..., place_in_shard] = array[..., source]
             return results
 
         return self._weight(jax.block_until_ready(build_together(self.shards, host)))
@@ -86,7 +84,7 @@ class PackedLayout(NamedTuple):
     def local_bytes(self) -> int:
         """Return the bytes on one device."""
         kinds = _kinds(self.form)
-        return sum(one.local_bytes(kinds[role]) for role, one in self.shards.items())
+        return sum(shards.local_bytes(kinds[role]) for role, shards in self.shards.items())
 
     def _weight(self, arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> QuantisedWeight:
         codes, scale, whole, zero = (arrays.get(role) for role in ("codes", "scale", "whole", "zero"))
@@ -94,25 +92,24 @@ class PackedLayout(NamedTuple):
 
 
 def packed_layout(
-    form: PackedForm, own: Shards, dtype: str = "float32", products: Packed = "whole"
+    form: PackedForm, plain: Shards, dtype: str = "float32", products: Packed = "whole"
 ) -> PackedLayout | None:
-    """Return the layout of a packed parameter; None where devices divide its groups too finely to keep it packed.
+    """Return the layout of a packed parameter; None if devices divide its groups too finely.
 
     Args:
         form: in the files.
-        own: layout of the plain parameter.
+        plain: layout of the plain parameter.
         dtype, products: as for `PackedLayout`.
     """
-    last = len(own.shape) - 1
-    rows = tuple(one for one in own.sharded_dims if one.dim != last)
-    across = next((one for one in own.sharded_dims if one.dim == last), None)
+    last = len(plain.shape) - 1
+    rows = tuple(sharded for sharded in plain.sharded_dims if sharded.dim != last)
+    across = next((sharded for sharded in plain.sharded_dims if sharded.dim == last), None)
     group = form.inputs // form.groups
     if across is not None:
-        assert own.sharding is not None
-        devices = own.sharding.mesh.shape[across.axis]
-        ends = {
-            end for device in range(devices) for one in across.slices(device, devices) for end in (one.start, one.stop)
-        }
+        assert plain.sharding is not None
+        devices = plain.sharding.mesh.shape[across.axis]
+        slices = (part for device in range(devices) for part in across.slices(device, devices))
+        ends = {end for part in slices for end in (part.start, part.stop)}
         group = math.gcd(group, *ends)
         if group < MIN_GROUP or (form.kind in TWO_IN_A_BYTE and group % 2):
             return None
@@ -121,38 +118,38 @@ def packed_layout(
     # Role -> entries of a row of the parameter for each entry of the array; a row has one second scale.
     steps = {"codes": in_a_byte, "scale": group}
     steps |= {} if form.zero is None else {"zero": group}
-    shards = {role: _narrowed(own, rows, across, step) for role, step in steps.items()}
+    shards = {role: _narrowed(plain, rows, across, step) for role, step in steps.items()}
     if form.whole:
-        sharding = own.sharding and NamedSharding(own.sharding.mesh, PartitionSpec(*own.sharding.spec[:last]))
-        shards["whole"] = Shards((*own.shape[:-1], 1), rows, sharding)
+        sharding = plain.sharding and NamedSharding(plain.sharding.mesh, PartitionSpec(*plain.sharding.spec[:last]))
+        shards["whole"] = Shards((*plain.shape[:-1], 1), rows, sharding)
     return PackedLayout(form, groups, shards, dtype, products)
 
 
-def _narrowed(own: Shards, rows: tuple[ShardedDim, ...], across: ShardedDim | None, step: int) -> Shards:
-    """Return a layout in which `step` entries of a row are one."""
-    shape = (*own.shape[:-1], own.shape[-1] // step)
+def _narrowed(plain: Shards, rows: tuple[ShardedDim, ...], across: ShardedDim | None, step: int) -> Shards:
+    """Return a layout with one entry for `step` entries of a row."""
+    shape = (*plain.shape[:-1], plain.shape[-1] // step)
     if across is None:
-        return Shards(shape, rows, own.sharding)
-    assert own.sharding is not None
-    return Shards(shape, (*rows, narrowed(across, step, own.sharding.mesh.shape[across.axis])), own.sharding)
+        return Shards(shape, rows, plain.sharding)
+    assert plain.sharding is not None
+    return Shards(shape, (*rows, narrowed(across, step, plain.sharding.mesh.shape[across.axis])), plain.sharding)
 
 
 def narrowed(dimension: ShardedDim, step: int, devices: int) -> ShardedDim:
-    """Return a dimension in which `step` entries are one; what each of some devices has must be a multiple of it."""
+    """Return a dimension with one entry for `step` entries of each device."""
     segments = tuple(
-        # What one device has is the finest unit that is needed.
-        Segment(one.size // step, devices if one.units % devices == 0 else one.units, one.replicable)
-        for one in dimension.segments
+        # The entries of one device are the finest unit.
+        Segment(segment.size // step, devices if segment.units % devices == 0 else segment.units, segment.replicable)
+        for segment in dimension.segments
     )
     return ShardedDim(dimension.dim, dimension.axis, segments)
 
 
-def _columns(shards: Shards, at: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
-    """Yield the pieces of the last dimension of a shard: where they are in the whole array and in the shard."""
+def _columns(shards: Shards, start: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yield the pieces of a shard's last dimension: place in the array, in the shard."""
     last = len(shards.shape) - 1
-    only = Shards(shards.shape, tuple(one for one in shards.sharded_dims if one.dim == last), shards.sharding)
-    for whole, local in only.windows((0,) * last + (at[last],)):
-        yield whole[last], local[last]
+    columns = tuple(sharded for sharded in shards.sharded_dims if sharded.dim == last)
+    for source, target in Shards(shards.shape, columns, shards.sharding).windows((0,) * last + (start[last],)):
+        yield source[last], target[last]
 
 
 def _kinds(form: PackedForm) -> dict[str, np.dtype]:

@@ -1,4 +1,4 @@
-"""Parameters that stay packed in memory: which can, how large they are, and their arrays from the files."""
+"""Quantised parameters in packed form: their selection, their layouts, and their arrays from the files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class PackedParameters:
 
     Attributes:
         layouts: path -> layout of the parameter in the files and in memory.
-        plan: the tensors that will be read, if they were looked for; None for a saved model.
-        divided: paths of parameters that would be packed on one device, but are plain on this mesh.
+        plan: the tensors to be read; None for a saved model.
+        divided: paths of parameters that this mesh makes plain; one device has them packed.
     """
 
     layouts: Mapping[ParameterPath, PackedLayout] = field(default_factory=dict)
@@ -43,13 +43,13 @@ def laid_out(
     products: Packed,
     plan: ReadPlan | None = None,
 ) -> PackedParameters:
-    """Return packed parameters of these forms, each on the devices of the plain one.
+    """Return packed parameters of these forms, on the devices of the plain parameters.
 
     Args:
         forms: path -> form in the files.
         shards: path -> layout of the plain parameter.
         dtype, products: as for `PackedLayout`.
-        plan: the tensors that will be read.
+        plan: the tensors to be read.
     """
     layouts = {path: packed_layout(form, shards[path], dtype, products) for path, form in forms.items()}
     packed = {path: layout for path, layout in layouts.items() if layout is not None}
@@ -59,9 +59,9 @@ def laid_out(
 def packed_forms(
     checkpoint: CheckpointDirectory, plan: ReadPlan, adapters: Sequence[BoundAdapter] = ()
 ) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each parameter that can stay packed: all of its tensors have one form, row by row.
+    """Return the form of each parameter that can stay packed.
 
-    A parameter that an adapter is merged into does not stay packed.
+    All tensors of such a parameter have one form, and its rows are their rows. No adapter changes it.
     """
     forms = {}
     for choice in plan.choices:
@@ -69,8 +69,8 @@ def packed_forms(
             continue
         if choice.weight.float32 or not choice.source.keeps_rows or len(choice.weight.shape) not in (2, 3):
             continue
-        found = {checkpoint.packed_form(name) for name in choice.names.values()}
-        (form,) = found if len(found) == 1 else (None,)
+        tensor_forms = {checkpoint.packed_form(name) for name in choice.names.values()}
+        (form,) = tensor_forms if len(tensor_forms) == 1 else (None,)
         if form is not None and form.inputs == choice.weight.shape[-1]:
             forms[choice.weight.path] = form
     return forms
@@ -95,23 +95,23 @@ def load_packed(
     def rows(window: ArraySlice) -> Iterator[Rows]:
         for piece in choice.pieces(checkpoint, window):
             name = choice.names[piece.name]
-            read = checkpoint.read_packed(name, layout.form)
-            if zero := lost_rows(_significant(read)):
+            arrays = checkpoint.read_packed(name, layout.form)
+            if zero := lost_rows(_significant(arrays)):
                 lost[f"{name}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-            # A window of all columns, of which each array has another number.
-            taken = (*piece.taken[: len(weight.shape) - 1], ...)
-            yield piece.place, {role: source.take(array, taken) for role, array in _roles(read).items()}
+            # All columns, because the arrays have different numbers of columns.
+            window_of_rows = (*piece.taken[: len(weight.shape) - 1], ...)
+            yield piece.place, {role: source.take(array, window_of_rows) for role, array in _roles(arrays).items()}
 
     return layout.build(rows), tuple(lost)
 
 
 def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:
-    every = {"codes": packed.codes, "scale": packed.scale, "whole": packed.whole, "zero": packed.zero}
-    return {role: array for role, array in every.items() if array is not None}
+    arrays = {"codes": packed.codes, "scale": packed.scale, "whole": packed.whole, "zero": packed.zero}
+    return {role: array for role, array in arrays.items() if array is not None}
 
 
 def _significant(packed: PackedArrays) -> np.ndarray:
-    """Return an array that is zero where the numbers are, without dequantising them."""
+    """Return an array with the zeros of the numbers, without dequantising them."""
     if packed.zero is not None:
         return np.ones((1, 1), np.uint8)
     kind = packed.form.kind

@@ -1,4 +1,4 @@
-"""Models that `LM.save` wrote: the index of the directory, and the parameters' way into files and back.
+"""Models of `LM.save`: the index of the directory, writer and reader of the parameters.
 
-A part of `checkpoint`, and imported by it. Begin with `index`, which says what lies in a directory.
+A part of `checkpoint`, and imported by it. Begin with `index`, the contents of a directory.
 """

@@ -1,11 +1,11 @@
-"""Index of a checkpoint that `LM.save` wrote, checked against its files when it is opened.
+"""Index of a checkpoint of `LM.save`, checked against its files when it is opened.
 
-    config.json, tokenizer.json, ...   as in the checkpoint that was loaded
+    config.json, tokenizer.json, ...   copies from the original checkpoint
     weights/                           an Orbax checkpoint: an uncompressed Zarr 2 array for each parameter, or piece
     hybridlm.json                      the index: the file and the place of each tile of a parameter
 
-Every data file below `weights` is a tile of a parameter, with the bytes as they are in memory. Tiles are read directly
-instead of by Orbax, which takes longer to import than the weights take to read.
+Every data file below `weights` is a tile of a parameter, with the bytes in memory. Tiles are read directly instead of
+by Orbax, which takes longer to import than the weights take to read.
 """
 
 import hashlib
@@ -36,17 +36,17 @@ _ARRAYS = {**DTYPES, "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8)}
 
 
 class Tile(NamedTuple):
-    """A rectangle of a parameter in a file of its own, in row-major order.
+    """A rectangle of a parameter in one file, in row-major order.
 
     Attributes:
         file: path below the checkpoint's directory.
-        at: index of its first element in the parameter.
+        start: index of its first element in the parameter.
         shape: its sizes.
         checksum: of its bytes.
     """
 
     file: str
-    at: tuple[int, ...]
+    start: tuple[int, ...]
     shape: tuple[int, ...]
     checksum: int
 
@@ -67,7 +67,7 @@ class SavedParameter:
 
 
 ROLES = ("codes", "scale", "whole", "zero")
-"""Arrays of a quantised parameter, as `QuantisedWeight` has them; each is saved as a parameter of its own."""
+"""Arrays of a `QuantisedWeight`; each is saved like a parameter."""
 KINDS: tuple[Codes, ...] = ("e4m3", "e2m1", "int8", "int4")
 
 
@@ -88,7 +88,7 @@ class PackedParameter:
 
 @dataclass(frozen=True)
 class SavedDirectory:
-    """An opened checkpoint that `LM.save` wrote. No parameter has been read.
+    """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
         path: the directory.
@@ -96,7 +96,7 @@ class SavedDirectory:
         family: name of the model family.
         dtype: of the matrices.
         fingerprint: of the original checkpoint.
-        parameters: by dotted name; the arrays of quantised ones have names of their own.
+        parameters: arrays by dotted name; a quantised parameter has several.
         packed: quantised parameters by dotted name.
     """
 
@@ -111,22 +111,22 @@ class SavedDirectory:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name of each parameter of the model -> its shape."""
-        parts = {part for one in self.packed.values() for part in one.parts.values()}
-        shapes = {name: one.shape for name, one in self.parameters.items() if name not in parts}
-        for name, one in self.packed.items():
-            shapes[name] = (*self.parameters[one.parts["codes"]].shape[:-1], one.inputs)
+        parts = {part for packed in self.packed.values() for part in packed.parts.values()}
+        shapes = {name: parameter.shape for name, parameter in self.parameters.items() if name not in parts}
+        for name, packed in self.packed.items():
+            shapes[name] = (*self.parameters[packed.parts["codes"]].shape[:-1], packed.inputs)
         return shapes
 
 
 def checksum(content: np.ndarray) -> int:
-    """Return the sum of the 64-bit words of an array's bytes, padded with zeros, modulo 2**64.
+    """Return the sum of an array's 64-bit words, padded with zeros, modulo 2**64.
 
     It detects a damaged disk or a truncated file at the speed of memory; it does not protect against tampering.
     """
     raw = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
-    whole = len(raw) // 8 * 8
-    rest = int.from_bytes(raw[whole:].tobytes(), "little")
-    return (int(np.add.reduce(raw[:whole].view(np.uint64), dtype=np.uint64)) + rest) % 2**64
+    end = len(raw) // 8 * 8
+    rest = int.from_bytes(raw[end:].tobytes(), "little")
+    return (int(np.add.reduce(raw[:end].view(np.uint64), dtype=np.uint64)) + rest) % 2**64
 
 
 def is_saved(directory: Path) -> bool:
@@ -135,11 +135,11 @@ def is_saved(directory: Path) -> bool:
 
 
 def open_saved(directory: Path) -> SavedDirectory:
-    """Open a checkpoint that `LM.save` wrote; check the sizes of its files, and the content of the small ones.
+    """Open a checkpoint of `LM.save`; check file sizes and the content of small files.
 
     Raises:
-        CheckpointError: another format version, or an index that cannot be read; or every file that is missing, of
-            another size, or changed since it was saved.
+        CheckpointError: another format version, or an unreadable index; or every file that is missing, of another size,
+            or changed since it was saved.
     """
     index = read_object(directory / INDEX, MAX_INDEX_BYTES)
     if index.get("format") != FORMAT:
@@ -148,8 +148,7 @@ def open_saved(directory: Path) -> SavedDirectory:
             f"expected format {FORMAT}, found {index.get('format')!r} (written by hybridlm {index.get('hybridlm')!r})",
             "Load it with the version that wrote it, or save the original checkpoint anew.",
         )
-    named = index.pop("sha256", None)
-    if named != digest(dump_index(index)):
+    if index.pop("sha256", None) != digest(dump_index(index)):
         raise CheckpointError(directory / INDEX, "is not what was saved, by its checksum", AGAIN)
     try:
         parameters = {name: _parameter(fields) for name, fields in index["parameters"].items()}
@@ -161,7 +160,8 @@ def open_saved(directory: Path) -> SavedDirectory:
         fault = f"is not what LM.save writes: {type(error).__name__}: {error}"
         raise CheckpointError(directory / INDEX, fault) from error
     faults = [fault for name, digest in files.items() if (fault := _small_fault(directory, name, digest))]
-    faults += [fault for one in parameters.values() for tile in one.tiles if (fault := _fault(directory, one, tile))]
+    tiles = ((parameter, tile) for parameter in parameters.values() for tile in parameter.tiles)
+    faults += [fault for parameter, tile in tiles if (fault := _fault(directory, parameter, tile))]
     if faults:
         raise CheckpointError(directory, faults, AGAIN)
     config = read_config(directory / "config.json")
@@ -179,14 +179,16 @@ def digest(content: bytes) -> str:
 
 
 def _parameter(fields: Mapping[str, Any]) -> SavedParameter:
-    tiles = tuple(Tile(one["file"], tuple(one["at"]), tuple(one["shape"]), one["checksum"]) for one in fields["tiles"])
+    tiles = tuple(
+        Tile(entry["file"], tuple(entry["at"]), tuple(entry["shape"]), entry["checksum"]) for entry in fields["tiles"]
+    )
     shape = tuple(fields["shape"])
     for tile in tiles:
         if ".." in PurePosixPath(tile.file).parts or not tile.file.startswith(f"{WEIGHTS}/"):
             raise ValueError(f"{tile.file!r} is not below {WEIGHTS}")
-        ends = [at + size for at, size in zip(tile.at, tile.shape, strict=True)]
-        if any(at < 0 or end > size for at, end, size in zip(tile.at, ends, shape, strict=True)):
-            raise ValueError(f"{tile.file}: {tile.shape} at {tile.at} is not within {shape}")
+        ends = [start + size for start, size in zip(tile.start, tile.shape, strict=True)]
+        if any(start < 0 or end > size for start, end, size in zip(tile.start, ends, shape, strict=True)):
+            raise ValueError(f"{tile.file}: {tile.shape} at {tile.start} is not within {shape}")
     if sum(math.prod(tile.shape) for tile in tiles) != math.prod(shape):
         raise ValueError(f"tiles do not cover {shape}")
     return SavedParameter(_ARRAYS[fields["dtype"]], shape, tiles)
@@ -214,7 +216,7 @@ def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, Saved
 def _small_fault(directory: Path, name: str, expected: str) -> str | None:
     parts = PurePosixPath(name).parts
     if not 1 <= len(parts) <= 2 or {"..", "/"} & {*parts}:
-        return f"{name}: expected a file of this folder or of one in it"
+        return f"{name}: expected a file of this folder or of a folder in it"
     path = directory.joinpath(*parts)
     if not path.is_file():
         return f"missing {name}"
@@ -224,7 +226,7 @@ def _small_fault(directory: Path, name: str, expected: str) -> str | None:
 def _fault(directory: Path, parameter: SavedParameter, tile: Tile) -> str | None:
     expected = math.prod(tile.shape) * parameter.dtype.itemsize
     try:
-        found = os.stat(directory / tile.file).st_size
+        size = os.stat(directory / tile.file).st_size
     except FileNotFoundError:
         return f"missing {tile.file}"
-    return None if found == expected else f"{tile.file}: expected {expected} bytes, found {found}"
+    return None if size == expected else f"{tile.file}: expected {expected} bytes, found {size}"

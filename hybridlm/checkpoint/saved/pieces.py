@@ -1,4 +1,4 @@
-"""Pieces of a loaded model's parameters that `LM.save` writes as arrays."""
+"""Pieces of parameters for the arrays of `LM.save`."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from models.ops.quantised_weight import QuantisedWeight
 def unpacked(
     params: Mapping[str, Any], sharded_dims: Mapping[str, Sequence[ShardedDim]]
 ) -> tuple[dict[str, tuple[jax.Array, Sequence[ShardedDim]]], dict[str, dict[str, Any]]]:
-    """Return every array of the parameters by name with its sharded dimensions, and what the index says of packed ones.
+    """Return all arrays with their sharded dimensions, and the index of packed parameters.
 
     Args:
         params: by name.
@@ -30,43 +30,44 @@ def unpacked(
     """
     arrays: dict[str, tuple[jax.Array, Sequence[ShardedDim]]] = {}
     packed: dict[str, dict[str, Any]] = {}
-    for name, one in params.items():
+    for name, weight in params.items():
         dims = sharded_dims.get(name, ())
-        if isinstance(one, QuantisedWeight):
-            found = {
-                role: (part, _of_role(one, role, dims)) for role in ROLES if (part := getattr(one, role)) is not None
-            }
-            across = [each for each in found["codes"][1] if each.dim == one.ndim - 1]
-            inputs = next((each.size for each in dims if each.dim == one.ndim - 1 and across), one.inputs)
-            packed[name] = {"kind": one.kind, "inputs": inputs}
-            arrays |= {f"{name}.{role}": each for role, each in found.items()}
-        elif isinstance(one, LinearWeight):
-            raise ValueError(f"save: {name} is a {type(one).__name__}, expected an array or a quantised weight")
+        if isinstance(weight, QuantisedWeight):
+            parts = {role: part for role in ROLES if (part := getattr(weight, role)) is not None}
+            dims_by_role = {role: _dims_of_role(weight, role, dims) for role in parts}
+            last = weight.ndim - 1
+            across = any(sharded.dim == last for sharded in dims_by_role["codes"])
+            inputs = next((sharded.size for sharded in dims if sharded.dim == last and across), weight.inputs)
+            packed[name] = {"kind": weight.kind, "inputs": inputs}
+            arrays |= {f"{name}.{role}": (part, dims_by_role[role]) for role, part in parts.items()}
+        elif isinstance(weight, LinearWeight):
+            raise ValueError(f"save: {name} is a {type(weight).__name__}, expected an array or a quantised weight")
         else:
-            arrays[name] = (one, dims)
+            arrays[name] = (weight, dims)
     return arrays, packed
 
 
-def _of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]) -> list[ShardedDim]:
-    """Return the sharded dimensions of an array of a packed weight; entries of rows only where devices share them."""
+def _dims_of_role(weight: QuantisedWeight, role: str, dims: Sequence[ShardedDim]) -> list[ShardedDim]:
+    """Return the sharded dimensions of one array of a packed weight."""
     sharding = weight.codes.sharding
-    found = []
-    for one in dims:
-        devices = sharding.mesh.shape[one.axis] if isinstance(sharding, NamedSharding) else 1
-        if one.dim != weight.ndim - 1:
-            found.append(one)
+    role_dims = []
+    for sharded in dims:
+        devices = sharding.mesh.shape[sharded.axis] if isinstance(sharding, NamedSharding) else 1
+        if sharded.dim != weight.ndim - 1:
+            role_dims.append(sharded)
         elif devices > 1 and role != "whole":
-            found.append(narrowed(one, weight.inputs // getattr(weight, role).shape[-1], devices))
-    return found
+            role_dims.append(narrowed(sharded, weight.inputs // getattr(weight, role).shape[-1], devices))
+    return role_dims
 
 
 def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[tuple[int, ...], list[SavedPiece]]:
-    """Return the shape of a whole parameter, and its pieces: one segment of every sharded dimension each.
+    """Return the shape of a whole parameter, and its pieces.
 
-    A piece can be sharded over any number of devices. Each device of a mesh contributes its shard of every piece.
+    A piece has one segment of every sharded dimension. It can be sharded over any number of devices. Each device of a
+    mesh contributes its shard of every piece.
 
     Args:
-        array: the parameter as the model holds it.
+        array: the parameter in the model.
         sharded_dims: of the whole parameter, also along axes of one device.
     """
     mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
@@ -77,10 +78,10 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
     pieces = []
     for parts in itertools.product(*(range(len(sharded.segments)) for sharded in sharded_dims)):
         piece = list(zip(sharded_dims, parts, devices, strict=True))
-        at = [0] * array.ndim
+        start = [0] * array.ndim
         for sharded, part, _ in piece:
-            at[sharded.dim] = sum(one.size for one in sharded.segments[:part])
-        pieces.append(SavedPiece(tuple(at), _piece(array, shape, piece)))
+            start[sharded.dim] = sum(segment.size for segment in sharded.segments[:part])
+        pieces.append(SavedPiece(tuple(start), _piece(array, shape, piece)))
     return tuple(shape), pieces
 
 
@@ -99,8 +100,8 @@ def _piece(
     local: list[slice] = [slice(None)] * array.ndim
     size = list(shape)
     for sharded, number, count in piece:
-        # Every device has the same number of entries of a segment, behind those of the segments before.
-        lengths = [one.stop - one.start for one in sharded.slices(0, count)]
+        # Every device has the same number of entries of a segment, after the entries of earlier segments.
+        lengths = [part.stop - part.start for part in sharded.slices(0, count)]
         local[sharded.dim] = slice(sum(lengths[:number]), sum(lengths[: number + 1]))
         size[sharded.dim] = sharded.segments[number].size
     if not isinstance(array.sharding, NamedSharding):
@@ -108,13 +109,14 @@ def _piece(
     sharding = _sharding(
         array.sharding, [(sharded.dim, sharded.axis, sharded.segments[number]) for sharded, number, _ in piece]
     )
-    parts = [jax.device_put(np.asarray(one.data)[tuple(local)], one.device) for one in array.addressable_shards]
+    shards = array.addressable_shards
+    parts = [jax.device_put(np.asarray(shard.data)[tuple(local)], shard.device) for shard in shards]
     return jax.make_array_from_single_device_arrays(tuple(size), sharding, parts)
 
 
-def _sharding(given: NamedSharding, dimensions: Sequence[tuple[int, str, Segment]]) -> NamedSharding:
-    """Return the sharding of a piece: the parameter's, with devices that hold equal units on an axis of copies."""
-    mesh = given.mesh
+def _sharding(sharding: NamedSharding, dimensions: Sequence[tuple[int, str, Segment]]) -> NamedSharding:
+    """Return the sharding of a piece, with an axis for devices with copies."""
+    mesh = sharding.mesh
     assert isinstance(mesh, Mesh)
     names: list[str] = []
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Reader of the parameters of a checkpoint that `LM.save` wrote: each device's shards, several files at a time."""
+"""Reader of saved parameters: the shards of each device, several files at a time."""
 
 import math
 from collections import Counter
@@ -30,17 +30,17 @@ def read_saved(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tiles.
 
-    A tile that is read whole is compared with its checksum. The array shares no memory with the files.
+    A completely read tile is compared with its checksum. The array shares no memory with the files.
 
     Args:
         saved, weight: the files, and the parameter.
         kind: dtype in memory.
         shards: layout over devices.
-        adapters: that change the parameter.
-        layout: of a parameter that stays packed; None for a plain one.
+        adapters: for the parameter.
+        layout: of a packed parameter; None for a plain one.
 
     Returns:
-        The parameter, the dtype or kind of codes that it was converted from, and no sentences.
+        The parameter, its stored dtype or kind of codes if they were converted, and no sentences.
     """
     name = dotted(weight.path)
     parts = saved.packed[name].parts if name in saved.packed else {"": name}
@@ -70,10 +70,10 @@ def read_saved(
 def _dequantised(
     saved: SavedDirectory, name: str, readings: "Mapping[str, _Reading]"
 ) -> Callable[[Iterable[tuple[ArraySlice, ArraySlice]], tuple[int, ...], np.dtype], np.ndarray]:
-    """Return `_Reading.part` of a packed parameter that becomes a plain one."""
-    whole = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
-    assert whole is not None
-    numbers = np.asarray(whole.build(partial(_rows, readings)).numbers())
+    """Return the counterpart of `_Reading.part` for a packed parameter that becomes plain."""
+    layout = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
+    assert layout is not None
+    numbers = np.asarray(layout.build(partial(_rows, readings)).numbers())
 
     def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
         result = aligned_empty(shape, kind)
@@ -90,17 +90,17 @@ def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Ro
     for role, reading in readings.items():
         *sizes, columns = reading.parameter.shape
         rows = tuple(slice(*place.indices(size)) for place, size in zip(window, sizes, strict=False))
-        whole = (*rows, slice(0, columns))
-        shape = tuple(place.stop - place.start for place in whole)
-        result = tuple(slice(0, size) for size in shape)
-        arrays[role] = reading.part([(whole, result)], shape, reading.parameter.dtype)
+        source = (*rows, slice(0, columns))
+        shape = tuple(place.stop - place.start for place in source)
+        target = tuple(slice(0, size) for size in shape)
+        arrays[role] = reading.part([(source, target)], shape, reading.parameter.dtype)
     yield (slice(None),) * len(window), arrays
 
 
 def saved_forms(
     saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
 ) -> dict[ParameterPath, PackedForm]:
-    """Return the form of each parameter that is saved packed; see `packed_forms`."""
+    """Return the form of each saved packed parameter; see `packed_forms`."""
     return {
         weight.path: saved_form(saved, dotted(weight.path))
         for weight in weights
@@ -109,44 +109,44 @@ def saved_forms(
 
 
 def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
-    """Return the form of a parameter that is saved packed."""
-    one = saved.packed[name]
-    scale = saved.parameters[one.parts["scale"]]
-    zero = saved.parameters[one.parts["zero"]].dtype.name if "zero" in one.parts else None
-    return PackedForm(one.kind, one.inputs, scale.shape[-1], scale.dtype.name, "whole" in one.parts, zero)
+    """Return the form of a saved packed parameter."""
+    packed = saved.packed[name]
+    scale = saved.parameters[packed.parts["scale"]]
+    zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None
+    return PackedForm(packed.kind, packed.inputs, scale.shape[-1], scale.dtype.name, "whole" in packed.parts, zero)
 
 
 def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
     """Check the names and shapes of saved parameters; raises CheckpointError with every fault."""
     faults = []
     if saved.family != family.name:
-        faults.append(f"expected the family {family.name}, as config.json says, found one saved of {saved.family}")
+        faults.append(f"expected the family {family.name} of config.json, found one saved of {saved.family}")
     expected = {dotted(weight.path): tuple(weight.shape) for weight in weights}
-    found = saved.shapes
+    shapes = saved.shapes
     for name, shape in expected.items():
-        if name not in found:
+        if name not in shapes:
             faults.append(f"missing {name}: expected shape {shape}, found no parameter of that name")
-        elif found[name] != shape:
-            faults.append(f"mis-shaped {name}: expected {shape}, found {found[name]}")
+        elif shapes[name] != shape:
+            faults.append(f"mis-shaped {name}: expected {shape}, found {shapes[name]}")
     allowed = expected.keys() | head_parameters(saved, family)
-    faults += [f"unexpected {name}" for name in found if name not in allowed]
+    faults += [f"unexpected {name}" for name in shapes if name not in allowed]
     if faults:
         raise CheckpointError(saved.path, faults, AGAIN)
 
 
 def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
-    """Return the names of the saved parameters that belong to the multi-token-prediction head."""
+    """Return the names of the saved parameters of the multi-token-prediction head."""
     if family.with_head is None:
         return set()
-    bare, whole = (
-        {dotted(weight.path) for weight in one.weights(one.read_config(saved.config))}
-        for one in (family, family.with_head)
+    bare, complete = (
+        {dotted(weight.path) for weight in variant.weights(variant.read_config(saved.config))}
+        for variant in (family, family.with_head)
     )
-    return (whole - bare) & saved.shapes.keys()
+    return (complete - bare) & saved.shapes.keys()
 
 
 class _Reading:
-    """One saved array while this process reads its shards.
+    """One saved array during the reading of its shards by this process.
 
     Attributes:
         parameter: its dtype, shape and tiles.
@@ -169,16 +169,16 @@ class _Reading:
         stored = self.parameter.dtype
         result = aligned_empty(shape, stored)
         for source, target in windows:
-            begin = [one.indices(size)[0] for one, size in zip(source, self.parameter.shape, strict=True)]
+            begin = [part.indices(size)[0] for part, size in zip(source, self.parameter.shape, strict=True)]
             piece = result[(*target, ...)]
             for tile in self.parameter.tiles:
                 self._copy(tile, begin, piece)
         return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
-        """Copy the intersection of a tile and a piece; the piece begins at `begin` in the parameter."""
-        low = [max(a, b) for a, b in zip(tile.at, begin, strict=True)]
-        ends = ((a + m, b + n) for a, m, b, n in zip(tile.at, tile.shape, begin, piece.shape, strict=True))
+        """Copy the intersection of a tile and a piece with its beginning in the parameter."""
+        low = [max(a, b) for a, b in zip(tile.start, begin, strict=True)]
+        ends = ((a + m, b + n) for a, m, b, n in zip(tile.start, tile.shape, begin, piece.shape, strict=True))
         high = [min(pair) for pair in ends]
         if any(a >= b for a, b in zip(low, high, strict=True)):
             return
@@ -187,8 +187,8 @@ class _Reading:
         if target.shape == tile.shape and target.flags.c_contiguous:
             self._fill(tile, target)
         else:
-            inside = tuple(slice(a - b, c - b) for a, b, c in zip(low, tile.at, high, strict=True))
-            target[...] = self._mapped(tile)[inside]
+            window = tuple(slice(a - b, c - b) for a, b, c in zip(low, tile.start, high, strict=True))
+            target[...] = self._mapped(tile)[window]
 
     def _fill(self, tile: Tile, target: np.ndarray) -> None:
         rest = target.reshape(-1).view(np.uint8).data
@@ -203,7 +203,7 @@ class _Reading:
         return np.memmap(self._saved.path / tile.file, self.parameter.dtype, "r", shape=tile.shape)
 
     def verify(self) -> None:
-        """Compare the tiles that were read completely, but in pieces, with their checksums."""
+        """Compare tiles that were read in pieces, but completely, with their checksums."""
         for tile, count in self._read.items():
             if tile not in self._verified and count >= math.prod(tile.shape):
                 self._compare(tile, self._mapped(tile))

@@ -1,4 +1,4 @@
-"""Writer of saved models: an Orbax checkpoint of the parameters, an index, and the small files of the original."""
+"""Writer of saved models: an Orbax checkpoint, an index, and the original's small files."""
 
 import errno
 import gc
@@ -27,7 +27,7 @@ from hybridlm.files.atomic import NO_ROOM, naming, sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from ir_passes.files.atomic import partial_path
 
-# An adapter has been merged into the parameters: with its file it would be merged again.
+# Without the file of the adapter: the parameters have the adapter merged.
 SMALL_FILES = (  # heads of decision models among them
     *(name for name in FILES if "safetensors" not in name and name != ADAPTER),
     "head.safetensors",
@@ -36,14 +36,14 @@ SMALL_FILES = (  # heads of decision models among them
 
 
 class SavedPiece(NamedTuple):
-    """A piece of a parameter that is saved as an array of its own.
+    """A piece of a parameter, saved as one array.
 
     Attributes:
-        at: index of its first element in the parameter.
+        start: index of its first element in the parameter.
         array: its elements.
     """
 
-    at: tuple[int, ...]
+    start: tuple[int, ...]
     array: jax.Array | np.ndarray
 
 
@@ -70,14 +70,14 @@ def save_checkpoint(
     parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
     packed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """Write a checkpoint; it gets its name when everything is on the disk.
+    """Write a checkpoint; its name appears when everything is on the disk.
 
     Args:
         target: a directory that does not exist yet.
         source: the directory or the GGUF file of the original checkpoint, for its small files.
         model: describes it.
         parameters: name -> shape, and pieces that cover the parameter.
-        packed: name of a quantised parameter -> "kind" and "inputs"; its arrays are `parameters` that roles name.
+        packed: name of a quantised parameter -> "kind" and "inputs"; its arrays are `parameters`, by role.
 
     Raises:
         FileExistsError: something exists at `target`.
@@ -85,9 +85,9 @@ def save_checkpoint(
     """
     names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
     arrays = {
-        each: piece.array
+        piece_name: piece.array
         for name, (_, pieces) in parameters.items()
-        for each, piece in zip(names[name], pieces, strict=True)
+        for piece_name, piece in zip(names[name], pieces, strict=True)
     }
     with new_directory(target) as directory:
         _require_room(target, sum(array.nbytes for array in arrays.values()))
@@ -101,14 +101,14 @@ def save_checkpoint(
                     "shape": list(shape),
                     "tiles": [
                         tile
-                        for each, piece in zip(names[name], pieces, strict=True)
-                        for tile in _tiles(directory, each, piece.at)
+                        for piece_name, piece in zip(names[name], pieces, strict=True)
+                        for tile in _tiles(directory, piece_name, piece.start)
                     ],
                 }
                 for name, (shape, pieces) in parameters.items()
             }
             if packed:
-                fields["packed"] = {name: dict(one) for name, one in packed.items()}
+                fields["packed"] = {name: dict(description) for name, description in packed.items()}
             (directory / INDEX).write_bytes(dump_index({**fields, "sha256": digest(dump_index(fields))}))
 
 
@@ -117,12 +117,12 @@ def _piece_names(name: str, count: int) -> list[str]:
 
 
 def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
-    """Copy the small files that exist, or make those of a GGUF file; return name -> SHA-256."""
+    """Write the small files of a checkpoint or GGUF file; return name -> SHA-256."""
     if is_gguf(source):
         contents = gguf_companions(source)
     else:
-        found = (path for name in SMALL_FILES for path in source.glob(name) if path.is_file())
-        contents = {path.relative_to(source).as_posix(): path.read_bytes() for path in sorted(found)}
+        paths = (path for name in SMALL_FILES for path in source.glob(name) if path.is_file())
+        contents = {path.relative_to(source).as_posix(): path.read_bytes() for path in sorted(paths)}
     for name, content in contents.items():
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(content)
@@ -131,9 +131,10 @@ def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Create a directory that takes the name `target` when all of it is on the disk, and is deleted if anything fails.
+    """Create a directory; its name appears when all of it is on the disk.
 
-    With several processes the first one creates, renames and deletes it; all of them return when it has its name.
+    It is deleted after a failure. With several processes the first one creates, renames and deletes it; all of them
+    return when it has its name.
     """
     token = np.frombuffer(secrets.token_bytes(4), np.uint8)
     if jax.process_count() > 1:
@@ -159,14 +160,14 @@ def new_directory(target: Path) -> Iterator[Path]:
         raise
 
 
-def _wait_for_all(what: str) -> None:
+def _wait_for_all(event: str) -> None:
     """Wait until all processes have come here."""
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)
+        multihost_utils.sync_global_devices(event)
 
 
 def _require_room(target: Path, size: int) -> None:
-    """Raise OSError where parameters do not fit the disk: before they are written, which may take minutes.
+    """Raise OSError if parameters do not fit the disk, before minutes of writing.
 
     Several processes would not notice at the same moment, and some of them would wait for the others.
     """
@@ -177,7 +178,7 @@ def _require_room(target: Path, size: int) -> None:
 
 
 def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) -> None:
-    # Imported here because it takes as long as everything else that scoring a short file needs.
+    # Imported here: it takes as long as everything else for scoring a short file.
     import orbax.checkpoint as ocp
 
     # One uncompressed file for each array of a device, so that it can be mapped and read in part.
@@ -188,25 +189,25 @@ def _write_arrays(folder: Path, arrays: Mapping[str, jax.Array | np.ndarray]) ->
 
 @contextmanager
 def _numbered_errors() -> Iterator[None]:
-    """Turn what TensorStore, by which Orbax writes, says of an error of the system into an OSError."""
-    found = None
+    """Turn errors of the system, in messages of TensorStore (Orbax's writer), into OSError."""
+    code = None
     try:
         yield
     except ValueError as error:
-        found = re.search(r"\[os_error_code='(\d+)'\]", str(error))
-        if found is None:
+        code = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+        if code is None:
             raise
-    if found is not None:
+    if code is not None:
         gc.collect()  # the tasks that failed, too
-        raise OSError(int(found[1]), os.strerror(int(found[1])))
+        raise OSError(int(code[1]), os.strerror(int(code[1])))
 
 
 @contextmanager
 def _unlogged(*names: str) -> Iterator[None]:
     """Silence loggers.
 
-    Orbax warns that OCDBT is off, which is intended, and prints an error of each thread, asyncio one of each task: the
-    first one is raised.
+    Orbax warns that OCDBT is off, which is intended. Orbax and asyncio print an error of each thread and task; the
+    first error is raised.
     """
     loggers = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in loggers:
@@ -218,8 +219,8 @@ def _unlogged(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _tiles(directory: Path, name: str, at: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Yield the index entries of the tiles of an array that has been written."""
+def _tiles(directory: Path, name: str, start: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """Yield the index entries of the tiles of a written array."""
     folder = directory / WEIGHTS / name
     layout = read_object(folder / ".zarray", MEGABYTE)
     shape, chunks = layout["shape"], layout["chunks"]
@@ -229,7 +230,7 @@ def _tiles(directory: Path, name: str, at: tuple[int, ...]) -> Iterator[dict[str
     dtype = DTYPES.get(layout["dtype"]) or np.dtype(layout["dtype"])
     for number in np.ndindex(*(size // chunk for size, chunk in zip(shape, chunks, strict=True))):
         file = folder / (".".join(map(str, number)) or "0")
-        begin = [a + i * chunk for a, i, chunk in zip(at, number, chunks, strict=True)]
+        begin = [a + i * chunk for a, i, chunk in zip(start, number, chunks, strict=True)]
         content = np.memmap(file, dtype, "r")
         yield {
             "file": file.relative_to(directory).as_posix(),

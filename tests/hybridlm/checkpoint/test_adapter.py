@@ -15,8 +15,10 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointError
+from hybridlm.checkpoint import CheckpointError, bind, load_parameters, open_adapter
+from hybridlm.checkpoint.model import open_model
 from hybridlm.cli.main import app
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
 
 pytestmark = pytest.mark.usefixtures("stored_steps")
 
@@ -70,6 +72,73 @@ def test_merged_in_float32_and_rounded_once(base: Path, tmp_path: Path, dtype: s
     assert [name for name in plain.params if not np.array_equal(plain.params[name], lm.params[name])] == [PARAMETER]
     plain.merge_adapter(adapter)
     assert same(plain, lm) and plain.fingerprint == lm.fingerprint
+
+
+def arrays(base: Path, adapter: Path | None = None) -> dict[Any, np.ndarray]:
+    model = open_model(base)
+    _, family, config = model
+    weights = family.weights(config)
+    bound = [] if adapter is None else [bind(open_adapter(adapter), family, weights, config.tied)]
+    loaded = load_parameters(model, "float32", adapters=bound)
+    return {path: np.asarray(array) for path, array in loaded.arrays.items()}
+
+
+LAYER = "model.layers.0.linear_attn."
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [("in_proj_q", "in_proj_k", "in_proj_v"), ("in_proj_v", "in_proj_z"), ("in_proj_qkvz", "in_proj_ba")],
+    ids=" ".join,
+)
+def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules: tuple[str, ...]) -> None:
+    """The rows of the three projections, or of the fused ones, are those of the model's matrices in turn."""
+    base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])
+    tensors = load_file(base / "model.safetensors")
+    _, _, config = open_model(base)
+    mixer = next(mixer for mixer, _ in config.layers if isinstance(mixer, GatedDeltaNetConfig))
+    keys, values, heads = mixer.key_heads * mixer.key_size, mixer.value_width, mixer.value_heads
+    places = {
+        "in_proj_q": {"in_proj_qkv": slice(0, keys)},
+        "in_proj_k": {"in_proj_qkv": slice(keys, 2 * keys)},
+        "in_proj_v": {"in_proj_qkv": slice(2 * keys, 2 * keys + values)},
+        "in_proj_z": {"in_proj_z": slice(0, values)},
+        "in_proj_qkvz": {"in_proj_qkv": slice(0, 2 * keys + values), "in_proj_z": slice(0, values)},
+        "in_proj_ba": {"in_proj_b": slice(0, heads), "in_proj_a": slice(0, heads)},
+    }
+    rng, given = np.random.default_rng(0), {}
+    for module in modules:
+        rows = sum(place.stop - place.start for place in places[module].values())
+        down, up = (rng.normal(size=size).astype(np.float32) for size in ((2, config.hidden_size), (rows, 2)))
+        given |= {f"base_model.model.{LAYER}{module}.lora_{part}.weight": x for part, x in (("A", down), ("B", up))}
+        change = 1.5 * (up @ down)
+        for name, place in places[module].items():
+            size = place.stop - place.start
+            tensors[f"{LAYER}{name}.weight"][place] += change[:size]
+            change = change[size:]
+    adapter = write(tmp_path / "adapter", given)
+    save_file(tensors, base.parent / "model.safetensors")
+    found = arrays(base, adapter)
+    shutil.copy(base.parent / "model.safetensors", base / "model.safetensors")
+    for path, array in arrays(base).items():
+        np.testing.assert_allclose(found[path], array, rtol=1e-5, atol=1e-6, err_msg=str(path))
+
+
+def test_one_matrix_under_the_names_of_two_frameworks_is_refused(tmp_path: Path) -> None:
+    base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])
+    rows = load_file(base / "model.safetensors")[f"{LAYER}in_proj_z.weight"].shape
+    qkvz = sum(
+        load_file(base / "model.safetensors")[f"{LAYER}{name}.weight"].shape[0] for name in ("in_proj_qkv", "in_proj_z")
+    )
+    given = {
+        f"base_model.model.{LAYER}{module}.lora_{part}.weight": np.ones(size, np.float32)
+        for module, out in (("in_proj_z", rows[0]), ("in_proj_qkvz", qkvz))
+        for part, size in (("A", (2, rows[1])), ("B", (out, 2)))
+    }
+    with pytest.raises(CheckpointError) as caught:
+        arrays(base, write(tmp_path / "adapter", given))
+    assert len(caught.value.faults) == 1
+    assert all(name in caught.value.faults[0] for name in ("in_proj_z.weight", "in_proj_qkvz.weight"))
 
 
 @pytest.mark.slow

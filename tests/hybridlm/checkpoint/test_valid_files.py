@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointError, LoadedWeights, load_parameters, open_checkpoint
+from hybridlm.checkpoint import CheckpointError, LoadedWeights, OpenModel, load_parameters, open_checkpoint
 from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.config import EngineConfig
 from models import family_of
@@ -38,7 +38,7 @@ def load(directory: Path) -> LoadedWeights:
     checkpoint = open_checkpoint(directory)
     assert not hasattr(checkpoint, "parameters")
     family = family_of(checkpoint.config)
-    return load_parameters(checkpoint, family, family.read_config(checkpoint.config), "float32")  # pyright: ignore
+    return load_parameters(OpenModel(checkpoint, family, family.read_config(checkpoint.config)), "float32")
 
 
 def equal(one: LoadedWeights, two: LoadedWeights) -> bool:

@@ -28,7 +28,7 @@ SUFFIXES = ["_scale", "_scale_inv", "_scale_2", "_packed", "_zero_point"]
 
 
 def arrays_of(source: Path) -> dict[Any, np.ndarray]:
-    return {path: np.asarray(one) for path, one in load_parameters(*open_model(source), "float32").arrays.items()}
+    return {path: np.asarray(one) for path, one in load_parameters(open_model(source), "float32").arrays.items()}
 
 
 def damaged(tensors: Mapping[str, Stored], kind: str, rng: np.random.Generator) -> tuple[dict[str, Stored], str]:

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 def read(folder: Path, head: bool = False) -> dict[Any, np.ndarray]:
-    return {path: np.asarray(one) for path, one in load_parameters(*open_model(folder, head), "float32").arrays.items()}
+    return {path: np.asarray(one) for path, one in load_parameters(open_model(folder, head), "float32").arrays.items()}
 
 
 def check_equal(folder: Path, head: bool = False) -> None:

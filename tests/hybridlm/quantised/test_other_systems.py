@@ -31,7 +31,7 @@ def changed(
     config = json.loads((folder / "config.json").read_text()) | fields
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError) as caught:
-        load_parameters(*open_model(folder), "float32")
+        load_parameters(open_model(folder), "float32")
     return str(caught.value)
 
 
@@ -77,7 +77,8 @@ def quanto(tensors: Tensors) -> None:
     ids=["mlx", "mlx-twice", "mlx-mode", "mlx-tensors", "mlx-plain", "hqq", "quanto"],
 )
 def test_the_system_is_named(tmp_path: Path, change: Any, settings: dict[str, Any], name: str) -> None:
-    assert name in changed(tmp_path / "model", change, **settings)
+    message = changed(tmp_path / "model", change, **settings)
+    assert name in message and "hybridlm quantise" in message
 
 
 @pytest.mark.parametrize("method", ["hqq", "quanto", "bitsandbytes"])

@@ -35,12 +35,13 @@ def copy_of(name: str, folder: Path, scheme: str, group: int | None, **fields: A
 
 def parameters(folder: Path, sizes: Sizes, packed: bool) -> tuple[LoadedWeights, int]:
     """Parameters over a mesh, and the bytes that memory is checked with."""
-    directory, family, config = open_model(folder)
+    model = open_model(folder)
+    _, family, config = model
     placement = place(hybridlm.mesh(*sizes), 8, sanitize=False)
     weights = family.weights(config)
     shards = placement.shards(weights, family.abstract(config).sharded_dims())
-    kept = packed_parameters(directory, family, config, "float32", "whole", shards=shards) if packed else None
-    found = load_parameters(directory, family, config, "float32", shards=shards, packed=kept)
+    kept = packed_parameters(model, "float32", "whole", shards=shards) if packed else None
+    found = load_parameters(model, "float32", shards=shards, packed=kept)
     layouts = {} if kept is None else kept.layouts
     if kept is not None:
         for path, typed in kept.types.items():

@@ -144,7 +144,7 @@ def write(published: Published, target: Path) -> tuple[Path, list[str]]:
 
 
 def weights(folder: Path, dtype: str = "float32") -> LoadedWeights:
-    return load_parameters(*open_model(folder), dtype)
+    return load_parameters(open_model(folder), dtype)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -300,9 +300,9 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     del tensors[first + "_scale"], tensors[second + "_scale_2"]
     tensors[third + "_scale"] = ("F8_E4M3", tensors[third + "_scale"][1][:, :1])
     write_tensors(path, tensors)
-    checkpoint, family, config = open_model(folder / "quantised")
+    model = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
-        load_parameters(checkpoint, family, config, "float32")
+        load_parameters(model, "float32")
     for name in (first, second, third):
         assert sum(name in one for one in caught.value.faults) == 1, caught.value.faults
 
@@ -315,7 +315,7 @@ def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
     tensors[names[-1] + "_scale_inv"][1][0, 0] = np.nan
     write_tensors(path, tensors)
     with pytest.raises(CheckpointError) as caught:
-        load_parameters(*open_model(folder / "quantised"), "bfloat16")
+        load_parameters(open_model(folder / "quantised"), "bfloat16")
     assert caught.value.where == str(path) and names[-1] + "_scale_inv" in caught.value.faults[0]
 
 
@@ -323,9 +323,9 @@ def test_settings_are_read_from_a_file_of_bounded_size(tmp_path: Path) -> None:
     folder, _ = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["modelopt-nvfp4"])
     beside = folder / "quantised" / "hf_quant_config.json"
     beside.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
-    checkpoint, family, config = open_model(folder / "quantised")
+    model = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
-        load_parameters(checkpoint, family, config, "float32")
+        load_parameters(model, "float32")
     assert "hf_quant_config.json says FP8" in caught.value.faults[0]
     beside.write_text(" " * (17 << 20))
     with pytest.raises(CheckpointError):

@@ -39,9 +39,9 @@ def test_planned_forms_are_those_of_a_copy(tmp_path: Path, golden: str) -> None:
     }
     for scheme, of in every.items():
         quantise_checkpoint(GOLDEN / golden, tmp_path / scheme, scheme=scheme, **of)
-        directory, family, config = open_model(tmp_path / scheme)
-        weights = family.weights(config)
-        expected = packed_parameters(directory, family, config, "bfloat16", "whole").types
+        model = open_model(tmp_path / scheme)
+        weights = model.family.weights(model.config)
+        expected = packed_parameters(model, "bfloat16", "whole").types
         shards = {weight.path: Shards(tuple(weight.shape)) for weight in weights}
         forms = forms_of_copy(weights, Recipe.of(scheme, **of))
         assert expected and laid_out(forms, shards, "bfloat16", "whole").types == expected

@@ -76,9 +76,9 @@ def load(folder: Path, part: Callable[[str], Any] = lambda name: None, packed: b
     """Return the parameters of a checkpoint, and call `part` when a part of loading has ended."""
     opened = open_model(folder)
     part("headers")
-    types = packed_parameters(*opened, "bfloat16", "in blocks") if packed else None
+    types = packed_parameters(opened, "bfloat16", "in blocks") if packed else None
     part("plan")
-    found = load_parameters(*opened, "bfloat16", packed=types)
+    found = load_parameters(opened, "bfloat16", packed=types)
     part("weights")
     fingerprint_of(opened[0], "bfloat16")
     part("fingerprint")

@@ -9,7 +9,7 @@ import numpy as np
 from comparison import padded
 from flax import nnx
 
-from hybridlm.checkpoint import load_parameters, open_directory
+from hybridlm.checkpoint import OpenModel, load_parameters, open_directory
 from hybridlm.engine.arguments import assemble
 from models import family_of, kv_blocks
 from models.decoder.mtp import MtpDecoder
@@ -21,7 +21,7 @@ def load_with_head(directory: pathlib.Path) -> MtpDecoder:
     family = family_of(checkpoint.config).with_head
     assert family is not None
     config = family.read_config(checkpoint.config)
-    arrays, _ = load_parameters(checkpoint, family, config, "float32")
+    arrays, _ = load_parameters(OpenModel(checkpoint, family, config), "float32")
     model, _ = assemble(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))), arrays)
     assert isinstance(model, MtpDecoder)
     return model

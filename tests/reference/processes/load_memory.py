@@ -17,14 +17,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import ml_dtypes
 import numpy as np
 
 import hybridlm
-from hybridlm.checkpoint import CheckpointDirectory, load_parameters, open_directory
+from hybridlm.checkpoint import CheckpointDirectory, OpenModel, load_parameters, open_directory
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.devices.placement import Placement
 from models import Family, ShardedDim, Weight, WeightSource, family_of
@@ -213,7 +213,8 @@ def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> 
         checkpoint = open_directory(folder)
 
         def load() -> list[jax.Array]:
-            return list(load_parameters(checkpoint, TOY, None, wanted, shards=shards).arrays.values())
+            model = OpenModel(checkpoint, TOY, cast(Any, None))  # the toy has no configuration
+            return list(load_parameters(model, wanted, shards=shards).arrays.values())
 
         jax.block_until_ready(jax.device_put(np.zeros(8, np.float32)))
     print(json.dumps(measure(load)))

@@ -6,7 +6,7 @@ same bits; a gradient keeps the state between chunks and computes what is inside
 More than 300 lines: the pass, its plan and the checks of what it is given.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -48,17 +48,42 @@ class SequenceState:
     position: int
     layers: Any
 
+    def replace(self, arrays: Mapping[str, Any]) -> "SequenceState":
+        """Return this state with some arrays replaced.
+
+        Args:
+            arrays: arrays by the names that `repr` and `Captured.states` have, such as `layers[3][0].recurrent`, with
+                the lane axis in front.
+
+        Raises:
+            ValueError: an unknown name, or another shape or dtype; lists every fault.
+        """
+        leaves, tree = jax.tree_util.tree_flatten_with_path(self.layers)
+        named = {LAYERS + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        faults = [f"{name}: no such array; arrays are {', '.join(named)}" for name in arrays if name not in named]
+        for name in arrays.keys() & named.keys():
+            got, expected = jax.typeof(arrays[name]), jax.typeof(named[name])
+            if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+                faults.append(f"{name}: expected {expected.str_short()}, got {got.str_short()}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return SequenceState(self.position, jax.tree.unflatten(tree, (named | dict(arrays)).values()))
+
     def __repr__(self) -> str:
-        return f"SequenceState(position={self.position}\n{_listed(self.layers)})"
+        return f"SequenceState(position={self.position}\n{_listed(self.layers, LAYERS)})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
 
 
-def _listed(tree: Any) -> str:
-    """Return the dtype and the shape of each array of a pytree, a line for each."""
+LAYERS = "layers"
+"""Beginning of the names of arrays in a state."""
+
+
+def _listed(tree: Any, beginning: str = "") -> str:
+    """Return the name, the dtype and the shape of each array of a pytree, a line for each."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    names = [beginning + jax.tree_util.keystr(path) for path, _ in leaves]
     width = max(map(len, names), default=0)
     types = [f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for _, leaf in leaves]
     return "\n".join(f"  {name:{width}} {kind}" for name, kind in zip(names, types, strict=True))
@@ -93,11 +118,19 @@ def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) ->
     Raises:
         TypeError, ValueError: they are not ids of the vocabulary, or stand for images, audio or video.
     """
+    if isinstance(tokens, str):
+        raise TypeError("tokens: expected token ids, got a text; give lm.tokenizer.encode(text)")
     traced = False
     try:
         tokens = np.asarray(tokens)
     except jax.errors.TracerArrayConversionError:
         traced = True
+    except ValueError as error:
+        lengths = ", ".join(dict.fromkeys(str(len(row)) for row in tokens if isinstance(row, Sized)))
+        raise ValueError(
+            f"tokens: expected rows of one length, got lengths {lengths}; call forward for each row, or pad the rows: "
+            "a position does not depend on later ones"
+        ) from error
     if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
     if traced:
@@ -353,9 +386,38 @@ def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((width, len(list(group))) for width, group in groupby(steps))
 
 
+@partial(jax.jit, static_argnums=(0, 3))
+def _head(
+    structure: Structure, params: tuple[Parameter, ...], hidden: Array, sharding: ForwardSharding | None
+) -> Array:
+    """Apply the final norm and the vocabulary head to rows: float32 [R, hidden] -> float32 [R, vocab]."""
+
+    def read(params: tuple[Parameter, ...], hidden: Array) -> Array:
+        model = structure.rebuild(varying_like(params, hidden))
+        return model.logits(model.norm(hidden))
+
+    if sharding is not None:
+        specs = sharding.params, PartitionSpec()
+        vocabulary = PartitionSpec(None, *sharding.logits[2:])
+        read = jax.shard_map(read, mesh=sharding.mesh, in_specs=specs, out_specs=vocabulary, check_vma=True)
+    return read(params, hidden)
+
+
+def head_logits(engine: Engine, params: tuple[Parameter, ...], hidden: Any) -> Array:
+    """See `LM.logits`."""
+    engine.placement.require_one_process("logits")
+    size = engine.row_arrays.model.config.hidden_size
+    shape, dtype = np.shape(hidden), getattr(hidden, "dtype", None)
+    if dtype != np.float32 or not shape or shape[-1] != size:
+        raise TypeError(f"hidden: expected float32 [.., {size}], got {dtype or type(hidden)}{list(shape)}")
+    sharding = forward_sharding(engine.placement, engine.params, None)
+    with use_cache(engine.programs.cache), fixed_settings():
+        rows = jnp.reshape(hidden, (-1, size))
+        return _head(engine.programs.structure, params, rows, sharding).reshape((*shape[:-1], -1))
+
+
 def forward(
     engine: Engine,
-    structure: Structure,
     params: tuple[Parameter, ...],
     tokens: Any,
     embeddings: Any,
@@ -389,7 +451,7 @@ def forward(
         return_states, forward_sharding(placement, engine.params, types),
     )  # fmt: skip
     layers = None if state is None else state.layers
-    operands = (structure, params, tokens, embeddings, layers, np.int32(start), settings)
+    operands = (engine.programs.structure, params, tokens, embeddings, layers, np.int32(start), settings)
     with use_cache(engine.programs.cache), fixed_settings():
         logprobs, logits, hidden_states, layers = run(*operands)
     after = SequenceState(start + count, layers) if return_states else None

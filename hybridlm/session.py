@@ -23,6 +23,7 @@ from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import Grammars, GrammarState
+from hybridlm.keywords import suggests_in_methods
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion, PromptLogprobs
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
@@ -55,6 +56,7 @@ class Event(NamedTuple):
     completion: Completion | None
 
 
+@suggests_in_methods
 class Session:
     """Requests that are run step by step; `LM.session` makes it.
 
@@ -185,7 +187,8 @@ class Session:
                 self._budgets[request.index] = budget
             self._submitted = request.index + 1
             sequence = self._alive[request.index] = ActiveSequence(request)
-            sequence.grammar = self._grammar(sequence)
+            if params.grammar is not None:
+                sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
                 sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
@@ -201,7 +204,8 @@ class Session:
             if len(request.prompt) < self._engine.context:
                 self._scheduler.add(sequence)
             else:
-                self._score_prompts()
+                if self._unscored:
+                    self._score_prompts()
                 self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
@@ -231,27 +235,25 @@ class Session:
         """
         self._require_open()
         with self._engine.decisions.command("step", session=self):
-            return self._step()
-
-    def _step(self) -> list[Event]:
-        while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
-            self._read()
-        try:
-            self._score_prompts()
-            dispatched = self._scheduler.next()
-        except NumericalError:
-            raise
-        except BaseException:
-            self.close()
-            raise
-        if dispatched is not None:
-            self._in_flight.append(dispatched)
-        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
-            self._read()
-        if self._engine.checked:
-            self._scheduler.check_integrity()
-        events, self._events = self._events, []
-        return events
+            while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
+                self._read()
+            try:
+                if self._unscored:
+                    self._score_prompts()
+                dispatched = self._scheduler.next()
+            except NumericalError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+            if dispatched is not None:
+                self._in_flight.append(dispatched)
+            if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
+                self._read()
+            if self._engine.checked:
+                self._scheduler.check_integrity()
+            events, self._events = self._events, []
+            return events
 
     def _score_prompts(self) -> None:
         """Compute the log-probabilities of the prompts of new requests that ask for them, all together.
@@ -261,7 +263,7 @@ class Session:
         """
         requests, self._unscored = list(self._unscored.values()), {}
         wrong: NumericalError | None = None
-        for index, logprobs in prompt_logprobs(self._engine, requests).items() if requests else ():
+        for index, logprobs in prompt_logprobs(self._engine, requests).items():
             if isinstance(logprobs, list):
                 self._prompt_logprobs[index] = logprobs
                 continue

@@ -66,7 +66,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
             given, f"no such directory (looked at {os.path.abspath(path)})", "Hub ids have the form organisation/name."
         )
     if not _HUB_ID.fullmatch(given) or ".." in given or "--" in given:
-        raise CheckpointError(given, "neither a directory nor a Hub id (organisation/name)")
+        raise CheckpointError(f"model {given!r}", "neither a directory nor a Hub id (organisation/name)")
     return _download(given, revision, cache_dir)
 
 

@@ -1,4 +1,4 @@
-"""The compiler on its own: contracts, proof, compilation and scratch plans of any JAX function with lanes.
+"""The compiler without models: contracts, proofs, compilation and scratch plans of JAX functions.
 
     from hybridlm.compiler import Lane, LaneContract, Pool, isolated
 

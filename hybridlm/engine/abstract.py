@@ -1,4 +1,4 @@
-"""Engines of a model's config.json alone: every weight is a shape and a dtype, without memory."""
+"""Engines of a config.json alone: weights are shapes and dtypes, without memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def abstract_engine(
     recipe: Recipe | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Engine:
-    """Make an engine whose steps can be proved and planned, or compiled for a target, but not run.
+    """Make an engine that proves, plans or compiles steps, without running them.
 
     Args:
         path: a config.json in the format of Hugging Face, or the name of `checkpoint`.

@@ -1,4 +1,4 @@
-"""Inputs of users, checked against a model: prompts, texts and settings become requests and token ids."""
+"""Prompts, texts and settings of users become checked requests and token ids."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,10 @@ class Inputs:
         return min(self.vocab_size, MAX_LOGPROBS)
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
+        """Return the token ids of one item; raise TypeError or ValueError with its name.
+
+        They fit the context.
+        """
         ids = self.token_ids(item, where)
         check_length(ids, where, self.context)
         return ids
@@ -72,7 +75,7 @@ class Inputs:
         return [self.encode(item, where) for item, where in named]
 
     def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of a prefix followed by one item, which fit the context together; the item may be empty.
+        """Return the token ids of a prefix and an item, together within the context.
 
         Text is encoded separately from the prefix and without the tokenizer's special tokens.
 
@@ -85,7 +88,7 @@ class Inputs:
         return ids
 
     def continuations(self, prefix: Any, items: Any, what: str) -> list[tuple[int, ...]]:
-        """Return the token ids of a prefix followed by each item of a list, none of them empty; raises as `after`."""
+        """Return the token ids of a prefix and each item, not empty; raise as `after`."""
         self.require_prefix(prefix)
         found = [self.after(prefix, item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
         for i, ids in enumerate(found):
@@ -141,7 +144,7 @@ class Inputs:
         return requests
 
     def _resolve_all(self, params: Sequence[SamplingParams]) -> list[ResolvedParams]:
-        """Return the checked settings of each prompt; raises ValueError with all faults, at most 40 in full."""
+        """Return the checked settings of each prompt; raise ValueError with all faults, 40 in full."""
         resolved, faults = list[ResolvedParams](), list[str]()
         for i, settings in enumerate(params):
             try:

@@ -1,4 +1,4 @@
-"""Admission of a model by memory, before anything large is allocated: weights, rows, scratch, prefix cache per device.
+"""Admission of a model by memory per device: weights, rows, scratch and prefix cache.
 
 A model that does not fit is refused at load with `InsufficientMemory`. Sequences need no check: rows are fixed.
 """
@@ -23,7 +23,7 @@ from models import KV_BLOCK, Decoder, Weight
 
 
 class InsufficientMemory(ValueError):
-    """Weights, rows and scratch exceed the device's memory; the message has the arithmetic and what would fit."""
+    """Weights, rows and scratch exceed the device's memory; the message has the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def weight_bytes(
     placement: Placement,
     packed: Mapping[ParameterPath, PackedLayout] = MappingProxyType({}),
 ) -> int:
-    """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common."""
+    """Return the bytes of the parameters per device; virtual CPU devices share common bytes."""
     together = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
     for one in weights:
@@ -180,7 +180,7 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
 
 
 def admit_steps(engine: Engine, demand: Demand) -> None:
-    """Check that the steps' scratch fits too, if rows take most of what is left; called before any pool is allocated.
+    """Check the scratch of the steps before any pool is allocated.
 
     Raises:
         InsufficientMemory: the scratch of the largest steps does not fit beside weights and rows.

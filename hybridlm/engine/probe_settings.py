@@ -1,4 +1,4 @@
-"""Arguments of `score` and `generate` about the inside of the model, checked against a model and its sequences."""
+"""Reads and changes inside the model: arguments of `score` and `generate`, checked against a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class ProbeSettings:
         return not nothing or self.states is not False
 
     def check(self) -> None:
-        """Check what depends on nothing else; raises ValueError."""
+        """Raise ValueError for settings that are wrong for every model."""
         if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
 
@@ -140,7 +140,7 @@ class ProbeSettings:
 
 
 def folder_for(capture_to: Any) -> Path | None:
-    """Make the folder for what is read; None for none.
+    """Make the folder for captured arrays; None without a folder.
 
     Raises:
         ValueError: its name is that of a table.

@@ -1,4 +1,4 @@
-"""A snapshot in a safetensors file: the tokens of its sequence, its label, and the arrays.
+"""Snapshots in safetensors files: tokens, label and arrays.
 
 Keys and values are written for the positions that the state has seen; all other arrays are written whole. The metadata
 have `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. The hash detects
@@ -34,7 +34,7 @@ FORMAT = "hybridlm snapshot 2"
 
 
 def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
-    """Write the state after all tokens but the last; the file appears once it is complete.
+    """Write the state after all tokens except the last, atomically.
 
     Raises:
         SnapshotError: the state has not seen these tokens.
@@ -53,7 +53,7 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
 def load_snapshot(
     engine: Engine, path: Path, to_tokens: Callable[[Any, str], tuple[int, ...]]
 ) -> tuple[tuple[int, ...], Snapshot]:
-    """Read a file of `save_snapshot`: the tokens, and the state after all of them but the last.
+    """Read tokens and state from a file of `save_snapshot`.
 
     Raises:
         SnapshotError: no such file, damaged, or of another model; says what was expected and found.
@@ -82,7 +82,7 @@ def load_snapshot(
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
-    """Return a label as JSON, without the epoch, which a reader cannot know."""
+    """Return a label as JSON without its epoch, unknown to readers."""
     return {
         "model": str(kind.model),
         "dtype": kind.dtype,
@@ -94,7 +94,7 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
 
 
 def _layout(one: ArrayLayout) -> list[Any]:
-    """Return an array's layout as JSON; arrays in the model's own order are written without the number of devices."""
+    """Return an array's layout as JSON; device count only for reordered arrays."""
     return [one.path, list(one.shape), one.dtype, one.positions] + ([one.devices] if one.devices > 1 else [])
 
 
@@ -108,7 +108,7 @@ def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
 
 
 def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
-    """Return the arrays of a state as they are written, in the order of the layout."""
+    """Return the arrays of a state for the file, in layout order."""
     if snapshot.state is None:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))

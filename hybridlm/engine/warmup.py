@@ -51,7 +51,7 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
 
 
 def first_shapes(engine: Engine) -> list[AnyShape]:
-    """Return the steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
+    """Return the first steps of a `generate` call: all lanes, then one sequence."""
     single = engine.prefill_size(1), engine.bucket(1, engine.lanes)
     shapes: list[AnyShape] = []
     for prefill, decode in ((engine.prefill_rows, engine.lanes), single):
@@ -62,7 +62,7 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
-    """Return all step shapes: prefill, one token per lane, verification of drafts, scoring, and moves of rows.
+    """Return all step shapes: prefill, decode, verification, scoring, and moves of rows.
 
     Rows are copied between pools, and states are moved out of a pool into the prefix cache and back. Requests with
     log-probabilities or a logits processor have steps of their own, compiled on first use.

@@ -52,7 +52,7 @@ def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
 
 
 def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], platform: str) -> int:
-    """Return the width of the next step that leads to the least cost for all tokens of a prefill pool.
+    """Return the width of the next prefill step with the least total cost.
 
     The cost of a step is its places plus `STEP_COST`. Tokens that a step leaves over share later steps with the other
     rows.
@@ -74,7 +74,7 @@ def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], pl
 
 @cache
 def _least_cost(count: int, widths: tuple[int, ...], place_cost: float, step_cost: float) -> float:
-    """Return the least cost of steps for `count` tokens, which may be below 1."""
+    """Return the least cost of steps for `count` tokens; 0 below 1 token."""
     if count < 1:
         return 0.0
     return min(

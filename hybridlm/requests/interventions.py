@@ -4,11 +4,12 @@ import hashlib
 import inspect
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from hybridlm.keywords import suggests_in_methods
 from hybridlm.requests.captured import Captured, parse_path
 from models.state.shapes import HeadKind
 
@@ -16,6 +17,7 @@ Kind = Literal["add", "replace_hidden_state", "ablate_head", "ablate_expert", "s
 Positions = int | range | Sequence[int] | None
 
 
+@suggests_in_methods
 @dataclass(frozen=True, eq=False)
 class Intervention:
     """A change inside the model in one sequence; the methods make one.
@@ -44,6 +46,21 @@ class Intervention:
     factor: float = 1.0
     value: np.ndarray | None = None
 
+    def __repr__(self) -> str:
+        """Return fields without defaults: arrays by dtype and shape, positions by count and ends."""
+        parts = [f"{self.kind}, layer={self.layer}"]
+        if self.runs is not None:
+            first, last = self.runs[0].start, self.runs[-1].stop - 1
+            count = sum(map(len, self.runs))
+            parts.append(f"position={first}" if count == 1 else f"{count} positions in {first}..{last}")
+        for field in fields(self)[3:]:
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                parts.append(f"{field.name}={value.dtype}{list(value.shape)}")
+            elif value != field.default:
+                parts.append(f"{field.name}={value!r}")
+        return f"Intervention({', '.join(parts)})"
+
     @classmethod
     def add(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
         """Add a vector to the residual stream.
@@ -59,7 +76,7 @@ class Intervention:
 
     @classmethod
     def replace_hidden_state(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
-        """Replace the residual stream by a vector, by what another run had there, for instance (activation patching).
+        """Replace the residual stream by a vector, for instance from another run (activation patching).
 
         Args:
             vector: float [hidden], used as float32.
@@ -70,7 +87,7 @@ class Intervention:
 
     @classmethod
     def ablate_head(cls, layer: int, head: int, *, mixer: HeadKind | None = None, positions: Positions = None) -> Self:
-        """Replace the output of a head by zero, just before the output projection of its mixer.
+        """Replace the output of a head by zero, before the output projection.
 
         Args:
             layer, head: numbers of the layer and of the head: a query head of attention, a value head of a recurrence.
@@ -83,7 +100,7 @@ class Intervention:
 
     @classmethod
     def ablate_expert(cls, layer: int, expert: int, *, positions: Positions = None) -> Self:
-        """Replace the output of a routed expert by zero, for tokens that are routed to it; no other takes its place.
+        """Replace the output of a routed expert by zero; tokens are not rerouted.
 
         Args:
             layer, expert: numbers of the layer and of the expert.
@@ -134,7 +151,7 @@ class Intervention:
     def patch(
         captured: Captured, position: int, *, at: int | None = None, layers: Sequence[int] | None = None
     ) -> "list[Intervention]":
-        """Return the replacements of whole states, recurrences and convolutions, by those of another run.
+        """Return replacements of recurrent and convolution states by captured states.
 
         Args:
             captured: result of a run with `states=True`.

@@ -19,7 +19,7 @@ def logit_changes(
     drafts: Sequence[Sequence[int]] | None = None,
     tokens: int = 1,
 ) -> LogitChanges | None:
-    """Return the changes of the logits of all lanes, padded to a bucket; None without changes.
+    """Return the logit changes of all lanes, padded to a bucket; None without changes.
 
     All sampled tokens of lanes whose logits change must have been read.
 
@@ -66,7 +66,7 @@ def expected_changes(sequences: Sequence[ActiveSequence]) -> ChangesShape:
 
 
 def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:
-    """Return changes of no token, as an example of the operand; `mask` is the shape of its masks behind the lanes."""
+    """Return an operand without changes; `mask` is the mask shape after the lanes."""
     bias, repetition, penalty = (np.zeros((lanes, count), np.float32) for _ in range(3))
     masks = None if mask is None else np.zeros((lanes, *mask), np.uint32)
     return LogitChanges(np.zeros((lanes, count), np.int32), bias, repetition, penalty, masks)
@@ -81,7 +81,7 @@ def bucket(count: int) -> int:
 
 
 def _changes(sequence: ActiveSequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tokens of a sequence whose logits change, without repetition, and their changes."""
+    """Return the distinct tokens with changed logits, and the changes."""
     request, params = sequence.request, sequence.request.params
     generated = np.array(sequence.output, np.int32)
     if len(sequence.generated) != sequence.sampled:

@@ -67,11 +67,24 @@ class Completion:
 
     @property
     def sum_logprob(self) -> float | None:
-        """Sum of `logprobs` in float64, without the nan of tokens that were not sampled; None unless requested."""
+        """Sum of `logprobs` in float64 without nan; None unless requested."""
         return None if self.logprobs is None else math.fsum(x for x in self.logprobs if not math.isnan(x))
 
+    @property
+    def top(self) -> TokenLogprobs | None:
+        """`top_logprobs` as flat arrays; `top.dense()` has arrays [token, K]. None unless requested."""
+        if self.top_logprobs is None:
+            return None
+        counts = [len(best) for best in self.top_logprobs]
+        return TokenLogprobs(
+            np.array([token for best in self.top_logprobs for token in best], np.int32),
+            np.array([logprob for best in self.top_logprobs for logprob in best.values()], np.float32),
+            np.array([rank for count in counts for rank in range(1, count + 1)], np.int32),
+            np.cumsum([0, *counts]),
+        )
+
     def _repr_html_(self) -> str:
-        """Render for notebooks: the text, or the token ids, and a strip of the log-probabilities if requested."""
+        """Render for notebooks: text or token ids, and a strip of log-probabilities."""
         said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
         counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} sampled"
         sampled = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
@@ -146,5 +159,5 @@ class Score:
 
 
 def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
-    """Return the pickled fields: a tokenizer is larger than most results, and the reading process may have its own."""
+    """Return the pickled fields: all except the tokenizer, larger than most results."""
     return {**vars(result), "tokenizer": None}

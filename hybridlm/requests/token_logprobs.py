@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities of ids at the positions of a text: entries `offsets[t]` to `offsets[t + 1]` belong to token t.
+    """Log-probabilities of ids per token: entries `offsets[t]` to `offsets[t + 1]` for token t.
 
     Attributes:
         token_ids: int32 [E], ids that could stand in the place of the token.
@@ -30,6 +30,24 @@ class TokenLogprobs:
         """Return ids, log-probabilities and ranks of one token's place."""
         here = slice(self.offsets[token], self.offsets[token + 1])
         return self.token_ids[here], self.logprobs[here], self.ranks[here]
+
+    def dense(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ids, log-probabilities and ranks [T, K], K entries at most per token.
+
+        Missing entries have id -1, log-probability nan and rank 0.
+        """
+        counts = np.diff(self.offsets)
+        present = np.arange(counts.max(initial=0)) < counts[:, None]
+        arrays = []
+        for entries, missing in ((self.token_ids, -1), (self.logprobs, np.nan), (self.ranks, 0)):
+            array = np.full(present.shape, missing, entries.dtype)
+            array[present] = entries
+            arrays.append(array)
+        ids, logprobs, ranks = arrays
+        return ids, logprobs, ranks
+
+    def __repr__(self) -> str:
+        return f"TokenLogprobs({len(self)} tokens, {len(self.token_ids)} entries)"
 
     def after(self, tokens: int) -> "TokenLogprobs":
         """Return the entries of the tokens behind the first ones."""

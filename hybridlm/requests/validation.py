@@ -1,5 +1,6 @@
-"""Validation of user input: every message names the item and what was expected."""
+"""Validation of user input; messages have the item and the expected value."""
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +20,17 @@ MAX_LOGPROBS = 1000
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
-    """Return an error of the same kind whose message says where it is; of those of Unicode, a ValueError."""
+    """Return an error of the same kind with a place in its message.
+
+    Errors of Unicode become ValueError.
+    """
     plain = type(error).__init__ in (TypeError.__init__, ValueError.__init__)
     kind = type(error) if plain else TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{where}: {error}")
 
 
 def to_items(items: Any, what: str) -> list[Any]:
-    """Return a list of texts or token-id lists from user input; a bare string is one item.
+    """Return a list of texts or token-id lists; a bare string is one item.
 
     Raises:
         TypeError: not a list, or a bare list of token ids, which could also mean many items.
@@ -91,7 +95,7 @@ def check_length(ids: Sequence[int], where: str, context: int) -> None:
 
 
 def check_settings(params: SamplingParams) -> None:
-    """Check sampling parameters as far as no model is needed, so that nothing is loaded for a wrong one.
+    """Check sampling parameters before a model is loaded.
 
     Raises:
         ValueError: all settings that are wrong for every model.
@@ -101,7 +105,7 @@ def check_settings(params: SamplingParams) -> None:
 
 
 def _faults(params: SamplingParams, most: int) -> list[str]:
-    """Return what is wrong with settings for every model with at most this many log-probabilities."""
+    """Return the faults of settings for models with this limit of log-probabilities."""
     faults = []
 
     def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
@@ -118,17 +122,18 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
     for name in ("logprobs", "prompt_logprobs"):
         need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
-    need("stop", _is_stop_list, "a string, a token id, or a list of them")
+    need(
+        "stop",
+        lambda x: x is None or isinstance(x, list | tuple) or _stops(x),
+        "a string, a token id, or a list of them",
+    )
     if "" in [item for item in _stops(params.stop) if isinstance(item, str)]:
         faults.append("stop: expected strings that are not empty, got ''")
     need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
     need("presence_penalty", _is_number, "a number")
     need("frequency_penalty", _is_number, "a number")
-    need(
-        "min_tokens",
-        lambda x: is_whole(x) and 0 <= x and not _exceeds(x, params.max_tokens),
-        "a whole number in 0..max_tokens",
-    )
+    limit = params.max_tokens if is_whole(params.max_tokens) and params.max_tokens >= 1 else math.inf
+    need("min_tokens", lambda x: is_whole(x) and 0 <= x <= limit, "a whole number in 0..max_tokens")
     need("skip_special_tokens", lambda x: isinstance(x, bool), "True or False")
     need("keep_tool_markers", lambda x: isinstance(x, bool), "True or False")
     need("thinking_budget", lambda x: x is None or (is_whole(x) and x >= 1), "a whole number of at least 1, or None")
@@ -205,7 +210,7 @@ def resolve(
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """Return a setting that has been checked as a value of Python, a float where the default is one."""
+    """Return a checked setting as a Python value, a float for a float default."""
     if isinstance(default, float):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -214,7 +219,7 @@ def _plain(value: Any, default: Any) -> Any:
 def _grammar(
     params: SamplingParams, end_token_ids: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
 ) -> GrammarSource | str:
-    """Return the grammar of structured outputs, compiled once, or what is wrong."""
+    """Return the grammar of structured outputs, compiled once, or its fault."""
     if tokenizer is None:
         return "needs a tokenizer, the checkpoint has no tokenizer.json"
     if params.ignore_eos:
@@ -227,12 +232,8 @@ def _grammar(
     return GrammarSource(text, end_token_ids)
 
 
-def _exceeds(value: int, most: Any) -> bool:
-    return is_whole(most) and 1 <= most < value
-
-
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
-    """Return token ids and their biases, or what is wrong; keys may be decimal texts, as JSON has them."""
+    """Return token ids and biases, or the fault; keys may be decimal texts (JSON)."""
     if bias is None:
         return ()
     if not isinstance(bias, Mapping):
@@ -247,7 +248,7 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
 
 
 def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
-    """Return the token ids of words that are not sampled, or what is wrong."""
+    """Return the token ids of banned words, or the fault."""
     if not isinstance(words, list | tuple):
         return repr(words)
     found: list[tuple[int, ...]] = []
@@ -268,15 +269,11 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
     return tuple(dict.fromkeys(found))
 
 
-def _is_stop_list(stop: Any) -> bool:
-    return stop is None or isinstance(stop, str | list | tuple) or is_whole(stop)
-
-
 def _stops(stop: Any) -> list[Any]:
-    """Return the stops of a completion as a list; empty if it is not a list, a string or an id."""
+    """Return the stops of a completion as a list, empty for another type."""
     if isinstance(stop, list | tuple):
         return list(stop)
-    return [stop] if stop is not None and _is_stop_list(stop) else []
+    return [stop] if isinstance(stop, str) or is_whole(stop) else []
 
 
 def _is_number(value: Any) -> bool:
@@ -292,6 +289,6 @@ def is_whole(value: Any) -> bool:
 
 
 def check_count(value: Any, what: str) -> None:
-    """Raise ValueError for what is no whole number of at least 1; `what` names it."""
+    """Raise ValueError unless a value is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{what}: expected a whole number of at least 1, got {value!r}")

@@ -67,4 +67,4 @@ def leave(engine: Engine, pool: RowPool, text: QueuedText) -> None:
         engine.stats["prefix_tokens_saved"] -= text.consumed
     pool.owner.release(text.slot)
     text.slot = None
-    engine.forget(text)
+    engine.runner.forget(text)

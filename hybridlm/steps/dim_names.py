@@ -1,4 +1,4 @@
-"""Dimension names for the pools in the contracts of steps, taken from the state of the model's layers."""
+"""Names of pool dimensions in contracts, from the state of the model's layers."""
 
 from collections.abc import Container
 from dataclasses import replace

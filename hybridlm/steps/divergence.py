@@ -1,4 +1,4 @@
-"""The step that compares the distributions of two models, and its contract. It has no state.
+"""The stateless step that compares distributions of two models, and its contract.
 
 Both heads are applied to a block of tokens at a time, so that two sets of logits are held for a block only.
 """
@@ -21,7 +21,7 @@ MAX_SERIES = 0.25
 
 
 class Divergences(NamedTuple):
-    """Outputs of the comparing step for each position, in nats; those of padding have no meaning.
+    """Outputs of the comparing step per position, in nats; meaningless at padding.
 
     Attributes:
         kl: KL(P || Q), of the first model's distribution P from the second one's Q.
@@ -81,7 +81,7 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 
 
 def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
-    """Return the terms p * log(p / q) - p + q of KL(P || Q), none of which is negative.
+    """Return the terms p * log(p / q) - p + q of KL(P || Q), each at least 0.
 
     As both distributions sum to 1 the sum is the same, and rounding of a normalization cancels to second order.
     """
@@ -96,7 +96,9 @@ def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slic
 
 
 def js_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
-    """Return the terms of the Jensen-Shannon divergence, half of p * log(p / m) + q * log(q / m), m = (p + q) / 2.
+    """Return the terms of the Jensen-Shannon divergence.
+
+    Each is half of p * log(p / m) + q * log(q / m), with m = (p + q) / 2.
 
     With t = (p - q) / (p + q) that is half of m * ((1 + t) * log(1 + t) + (1 - t) * log(1 - t)).
     """

@@ -1,4 +1,4 @@
-"""The step that changes states between steps of the model: in one layer of each lane, by factors or by other values.
+"""The step that scales or replaces states in one layer per lane, between model steps.
 
 It reads and writes rows alone. A lane that changes nothing keeps its rows, bit for bit.
 """
@@ -43,7 +43,7 @@ class StateEdit(NamedTuple):
 
 
 def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, StateEdit]:
-    """Return an operand that changes nothing; host arrays, given the type of the arrays of each name."""
+    """Return an operand without changes: host arrays for the types by name."""
 
     def none(kind: jax.ShapeDtypeStruct) -> StateEdit:
         unit, value = np.zeros((lanes, kind.shape[0]), bool), np.zeros((lanes, *kind.shape), kind.dtype)
@@ -104,7 +104,7 @@ def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
-    """`step(rows, edits) -> (rows,)`; `edits` is a dict with a `StateEdit` for each name of arrays that there are.
+    """Make `step(rows, edits) -> (rows,)`; `edits` has a `StateEdit` per array name.
 
     Args:
         structure: structure of the model.

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
+from hybridlm.sampling.logit_changes import changed_logits, masked_logits, only_allowed
+from hybridlm.sampling.sampling import LogitsProcessor, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import HiddenRows, ProbeHooks
 from hybridlm.steps.mtp_drafts import propose_mtp_drafts
@@ -28,7 +28,7 @@ NO_TOKEN = 1
 
 
 class SampledTokens(NamedTuple):
-    """Outputs of a generating step for each lane's next token; of a verifying step, for the next of each token.
+    """Outputs of a generating step per lane, or of a verifying step per token.
 
     Attributes:
         token: the token sampled; `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN`
@@ -79,9 +79,7 @@ def generate_step(
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
         logits, devices = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices
-        sampled = sample_with_logprobs(
-            logits, last_token, positions + lengths, *inputs.required_sampling, top, processor, devices, inputs.changes
-        )
+        sampled = sample_with_logprobs(logits, last_token, positions + lengths, inputs, top, processor, devices)
         if hooks is not None:
             sampled = sampled._replace(hidden_states=hooks.hidden_states)
         rows = Rows(layers, rows.token)
@@ -100,7 +98,7 @@ def finish_step(
     mtp_drafts: int,
     processor: LogitsProcessor | None,
 ) -> tuple[SampledTokens, Rows]:
-    """Store in each lane's row the token that it continues with, and let the MTP head draft after it.
+    """Store each lane's next token in its row, and draft with the MTP head.
 
     Args:
         model: the model, with an MTP head if it drafts.
@@ -122,12 +120,10 @@ def sample_with_logprobs(
     logits: Float32[Array, "row vocab"],
     last_token: Int32[Array, "row"] | None,
     positions: Int32[Array, "row"],
-    sampling: Sampling,
-    sampling_mode: Int32[Array, ""],
+    inputs: StepInputs,
     top: int | None,
     processor: LogitsProcessor | None,
     devices: Devices,
-    changes: LogitChanges | None = None,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
 
@@ -135,13 +131,12 @@ def sample_with_logprobs(
         logits: logits after the last token of each row.
         last_token: the token before the one to sample; None without a processor.
         positions: positions of the tokens to sample.
-        sampling: settings of each row.
-        sampling_mode: as for `sample_tokens`.
+        inputs: sampling settings and logit changes of each row; changes are before the processor, masks after it.
         top, processor: as for `generate_step`.
-        devices: that the step is for.
-        changes: of each row's logits, before the processor; its mask, after the processor. None for none.
+        devices: devices of the step.
     """
     logprob = top_tokens = top_logprobs = None
+    changes, (sampling, sampling_mode) = inputs.changes, inputs.required_sampling
     processed = logits if changes is None else changed_logits(logits, changes)
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"

@@ -1,4 +1,4 @@
-"""Hooks of a step that returns hidden states, changes them by vectors, or ablates heads and experts.
+"""Hooks of a step: hidden states read or changed, heads and experts ablated.
 
 Every operand belongs to a lane. A lane for which no slot of it holds a token goes on with the numbers that it has.
 """
@@ -45,7 +45,7 @@ class ProbeShape(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Vectors that are added to the residual stream, or take its place, in the order of the slots.
+    """Vectors added to the residual stream, or replacing it, in slot order.
 
     Attributes:
         index: index of the hidden states that a vector changes: 0 after the embedding, i after layer i - 1.
@@ -62,7 +62,7 @@ class Vectors(NamedTuple):
 
 
 class Ablations(NamedTuple):
-    """Heads and experts whose outputs are replaced by zero.
+    """Heads and experts with outputs replaced by zero.
 
     Attributes:
         site: layer and kind, by `site_of`.
@@ -77,7 +77,7 @@ class Ablations(NamedTuple):
 
 
 class ProbeInputs(NamedTuple):
-    """Operands of a step that reads or changes something inside the model; None for what it does not.
+    """Operands of reads and changes inside the model; None for absent parts.
 
     Attributes:
         places: tokens of each lane whose hidden states are returned; T for none, whose entries are zero. None where
@@ -139,7 +139,7 @@ class ProbeHooks(Hooks):
         self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
-        """Read and change the residual stream after the embedding (index 0), or after layer `index - 1`."""
+        """Read and change the residual stream: index 0 after embedding, i after layer i - 1."""
         given = self._probes.vectors
         if given is not None:
             hit = self._hit(given.index, index, given.first, given.end)
@@ -164,7 +164,7 @@ class ProbeHooks(Hooks):
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Zero the outputs of ablated heads of a layer; with several devices these are a device's own heads."""
+        """Zero the outputs of a layer's ablated heads on this device."""
         head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
         if self._devices.model > 1:
             # Heads are split in their order.

@@ -1,4 +1,4 @@
-"""Drafts of the multi-token-prediction (MTP) head: tokens after the sampled one, each from the previous one."""
+"""Drafts of the multi-token-prediction (MTP) head, each from the previous token."""
 
 from typing import Any
 

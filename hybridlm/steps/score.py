@@ -77,7 +77,7 @@ def score_tokens(
     top: int,
     chosen: Chosen | None = None,
 ) -> Scored:
-    """Score tokens by a log-softmax over the whole vocabulary, in blocks of tokens, to hold few logits at once."""
+    """Score tokens by a log-softmax over the vocabulary, in blocks of few logits."""
     vocabulary = Vocabulary.of(model.config)
 
     def score_block(inputs: tuple[Array, Array]) -> Scored:
@@ -133,7 +133,7 @@ def token_logits(
     targets: Int32[Array, "lane token"],
     keep_logits: bool,
 ) -> tuple[Float32[Array, "lane token"], Float32[Array, "lane token vocab"] | None]:
-    """Return `Scored.logprob` of the targets, and the logits that it is computed from, with a gradient.
+    """Return differentiable log-probabilities of the targets, and their logits.
 
     The products and the blocks are those of `score_tokens`, and so are the bits. A gradient computes the logits of a
     block anew instead of keeping them.
@@ -157,7 +157,7 @@ def token_logits(
 
 
 def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], held: int) -> Any:
-    """Return what a function gives of blocks of tokens, one after the other, joined.
+    """Apply a function to blocks of tokens in sequence and join the results.
 
     Args:
         describe: arrays [lane, token of the block, ..] -> a pytree of such arrays.

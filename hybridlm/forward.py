@@ -1,9 +1,9 @@
 """Research access: logits, hidden states and recurrent states of whole sequences, differentiable.
 
 The tokens run in chunks, in the lanes and the order of a scoring step, so that `LM.score` and `LM.forward` compute the
-same bits; a gradient keeps the state between chunks and computes what is inside them anew.
+same bits; a gradient keeps the state between chunks and recomputes values inside the chunks.
 
-More than 300 lines: the pass, its plan and the checks of what it is given.
+More than 300 lines: the pass, its plan and the checks of its arguments.
 """
 
 from collections.abc import Collection, Mapping, Sequence, Sized
@@ -81,7 +81,7 @@ LAYERS = "layers"
 
 
 def _listed(tree: Any, beginning: str = "") -> str:
-    """Return the name, the dtype and the shape of each array of a pytree, a line for each."""
+    """Return a line with name, dtype and shape for each array of a pytree."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     names = [beginning + jax.tree_util.keystr(path) for path, _ in leaves]
     width = max(map(len, names), default=0)
@@ -113,7 +113,7 @@ class ForwardOutput(NamedTuple):
 
 
 def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) -> Any:
-    """Check tokens of `LM.forward`, as far as they are known, and return them as int32 [N, T].
+    """Check tokens of `LM.forward`, if known, and return them as int32 [N, T].
 
     Raises:
         TypeError, ValueError: they are not ids of the vocabulary, or stand for images, audio or video.
@@ -260,7 +260,7 @@ def run(
     Args:
         structure, params: the model.
         tokens: int32 [N, T]; None with embeddings alone.
-        embeddings: float32 [N, T, hidden]; None for those of the tokens.
+        embeddings: float32 [N, T, hidden]; None for the tokens' embeddings.
         layers: state before the first token; None for zeros.
         position: int32 scalar, its position.
         settings: settings.
@@ -289,7 +289,7 @@ def run(
     else:
         start = jax.tree.map(filled, layers)
     steps = np.cumsum([0, *widths[:-1]], dtype=np.int32)
-    # Behind a barrier: masks of known lengths would be simplified, and what is rounded together would change.
+    # Behind a barrier: masks of known lengths would be simplified, and rounding would change.
     lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, widths).astype(np.int32)))
     step = partial(_device_step, structure, settings)
     if settings.split is not None:
@@ -378,7 +378,7 @@ def _with_blocks(array: StateArray, whole: Array, x: Array) -> Array:
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return the widths of the steps of `count` tokens, and how many consecutive steps have each.
 
-    The steps are those of `LM.score`, to which the last token is no input: it has a step only where no other has room.
+    The steps equal `LM.score`, without the last token: it has a step only if the others have no room.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:
@@ -390,7 +390,7 @@ def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 def _head(
     structure: Structure, params: tuple[Parameter, ...], hidden: Array, sharding: ForwardSharding | None
 ) -> Array:
-    """Apply the final norm and the vocabulary head to rows: float32 [R, hidden] -> float32 [R, vocab]."""
+    """Return the logits of rows: float32 [R, hidden] -> float32 [R, vocab]."""
 
     def read(params: tuple[Parameter, ...], hidden: Array) -> Array:
         model = structure.rebuild(varying_like(params, hidden))
@@ -432,13 +432,13 @@ def forward(
         raise TypeError("tokens: expected token ids, or embeddings in their place, got neither")
     widths = engine.widths if chunk is None else (chunk,)
     check_count(widths[0], "chunk")
-    single = (np.ndim(tokens) if tokens is not None else np.ndim(embeddings) - 1) == 1
     has_tokens = tokens is not None
     config = engine.row_arrays.model.config
-    tokens = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
+    token_ids = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
+    single = (np.ndim(tokens) if has_tokens else np.ndim(embeddings) - 1) == 1
     if embeddings is not None:
-        embeddings = check_embeddings(embeddings, tokens, config.hidden_size)
-    shown: Any = embeddings if tokens is None else tokens
+        embeddings = check_embeddings(embeddings, token_ids, config.hidden_size)
+    shown: Any = embeddings if token_ids is None else token_ids
     lanes, count = shown.shape[:2]
     check_lengths(lanes, count, state, engine.context)
     group = engine.bucket(lanes, engine.prefill_rows)
@@ -451,7 +451,7 @@ def forward(
         return_states, forward_sharding(placement, engine.params, types),
     )  # fmt: skip
     layers = None if state is None else state.layers
-    operands = (engine.programs.structure, params, tokens, embeddings, layers, np.int32(start), settings)
+    operands = (engine.programs.structure, params, token_ids, embeddings, layers, np.int32(start), settings)
     with use_cache(engine.programs.cache), fixed_settings():
         logprobs, logits, hidden_states, layers = run(*operands)
     after = SequenceState(start + count, layers) if return_states else None

@@ -156,7 +156,7 @@ class LM:
             hidden_states, states, positions, capture_to, interventions: see `ProbeSettings`; nothing is drafted with
                 them. Positions "all" are those before each sampled token, "last" the one before the last token;
                 interventions count from the first token of the prompt into the completion.
-            **settings: fields of `SamplingParams`; they override those of `sampling_params`. A list has one value for
+            **settings: fields of `SamplingParams`; they override `sampling_params`. A list has one value for
                 each prompt, as `temperature=[0.0, 0.7]` (docs/engine.md).
 
         Returns:
@@ -273,7 +273,7 @@ class LM:
         Args:
             texts: texts. Without `prefix` an item can also be `{"prompt": ..., "completion": ...}`, two texts or two
                 lists of token ids, of which the completion is scored, or each of a list of completions; or
-                `{"messages": [...]}`, a chat whose last answer is scored up to its end token, with `tools` and
+                `{"messages": [...]}`, a chat with a last answer that is scored up to its end token, with `tools` and
                 `chat_template_kwargs` for its template.
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
@@ -457,7 +457,7 @@ class LM:
         Differentiable with respect to `params`, `embeddings` and `state`, by `jax.grad`, `jax.jvp` and `jax.linearize`,
         and under `jax.jit`, `jax.vmap` and `jax.shard_map`:
         `jax.grad(lambda p: -lm.forward(tokens, params=p, logits=False).logprobs.mean())(lm.params)`. `logprobs` are bit
-        for bit those of `score` for the same texts (docs/research.md says when).
+        for bit those of `score` for the same texts (docs/research.md has the conditions).
 
         Args:
             tokens: token ids, [T] or [N, T]; None with `embeddings` alone. Traced ids are not checked: one outside the
@@ -468,7 +468,7 @@ class LM:
             state: state to start from; None starts a sequence.
             params: parameters to use instead of `lm.params`.
             logits: keep the logits of all positions; False returns None for them and needs the memory of a block.
-            chunk: tokens that run together, to which the last ones are padded; None for the steps of `score`. Others
+            chunk: tokens that run together, with padding at the end; None for the steps of `score`. Others
                 differ in rounding.
         """
         self.text_model.require_vocabulary_head()
@@ -551,7 +551,7 @@ class LM:
         self._weights.update(params, partial)
 
     def save(self, directory: File) -> None:
-        """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
+        """Write the model in memory to a directory for `hybridlm.load`, which opens it faster.
 
         A model loaded from it gives the same bits, on any mesh. With several processes all call this, with a directory
         that all of them see. See docs/checkpoints/saving.md.

@@ -67,7 +67,7 @@ class Session:
                     ...
 
     Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
-    previous one. A session has pools of its own; sessions do not see each other.
+    previous one. Each session has separate pools; sessions do not see each other.
 
     Args:
         engine: runs the steps.
@@ -75,8 +75,8 @@ class Session:
         to_request: checks the arguments of `submit` and makes a request of them.
         processor: changes the logits of each lane before sampling.
         speculation: when to draft and verify; None never drafts.
-        probing: what requests read and change inside the model; None for nothing yet.
-        capture_to: folder for files of what submitted requests read inside the model; None keeps it in memory.
+        probing: reads and changes inside the model; None without any yet.
+        capture_to: folder for files of captured arrays of submitted requests; None keeps them in memory.
 
     Attributes:
         errors: why requests ended without a completion, by number.
@@ -148,7 +148,7 @@ class Session:
             sampling_params: how its tokens are sampled and when it ends.
             priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
             prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
-            hidden_states, states, positions, interventions: what is read and changed inside the model in this request,
+            hidden_states, states, positions, interventions: reads and changes inside the model in this request,
                 as for `LM.generate`; the session drafts nothing with them.
             **settings: fields of `SamplingParams`.
 
@@ -259,7 +259,7 @@ class Session:
         """Compute the log-probabilities of the prompts of new requests that ask for them, all together.
 
         Raises:
-            NumericalError: those of a prompt are not finite; its request has ended.
+            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
         """
         requests, self._unscored = list(self._unscored.values()), {}
         wrong: NumericalError | None = None
@@ -311,7 +311,7 @@ class Session:
         self._take(dispatched, sampled, accepted)
 
     def _grammar(self, sequence: ActiveSequence) -> GrammarState | None:
-        """Return what the grammar of a sequence has left after its output; None without a grammar."""
+        """Return the grammar state of a sequence after its output; None without a grammar."""
         request, asked = sequence.request, sequence.request.params.grammar
         if asked is None or self._tokenizer is None:
             return None

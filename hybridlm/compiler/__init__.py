@@ -2,7 +2,7 @@
 
     from hybridlm.compiler import Lane, LaneContract, Pool, isolated
 
-The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
+Named modules have the rest: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
 `planned`, `exported`, `measure`, `collectives`, `contract`, `targets` (machines to compile for), `statements` (ids of
 violations and of what certificates state). The implementation is the package `ir_passes`.
 """

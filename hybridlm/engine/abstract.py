@@ -36,7 +36,7 @@ def abstract_engine(
         options: of `load`. Without `chunk` 256, or the context if that is less; without `dtype` as in the file. The
             devices of a mesh need not exist. "mtp" drafts include the multi-token-prediction head.
         target: machine that steps are compiled for; a mesh is then one of its devices.
-        recipe: weights are packed as those of a copy that `quantise_checkpoint` writes by this recipe; None: plain.
+        recipe: weights are packed as `quantise_checkpoint` packs them by this recipe; None: plain.
         checkpoint: has the configuration and the weights; quantised ones are packed, as `load` keeps them.
 
     Raises:

@@ -65,5 +65,5 @@ def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> 
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
     # Merging a nested state would keep its arrays alive in a reference cycle after the model is gone.
-    whole = nnx.statelib.FlatState([(path, one.replace(arrays[path])) for path, one in flat], sort=True)
-    return nnx.merge(graph, whole), names
+    filled = nnx.statelib.FlatState([(path, variable.replace(arrays[path])) for path, variable in flat], sort=True)
+    return nnx.merge(graph, filled), names

@@ -49,8 +49,8 @@ class Decoding:
     Args:
         engine: runs the steps.
         processor: changes the logits of each lane before sampling.
-        speculation: decides what is drafted; None never drafts.
-        probing: what requests read and change inside the model; None for nothing.
+        speculation: the choice of drafts; None never drafts.
+        probing: reads and changes inside the model; None without any.
     """
 
     def __init__(
@@ -212,12 +212,12 @@ def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequen
 
 def append_token(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
     """Append the outputs of a step, NumPy arrays, at [lane] or [lane, token]."""
-    asked = sequence.request.params.logprobs
+    count = sequence.request.params.logprobs
     sequence.generated.append(int(sampled.token[place]))
-    if asked is not None and sampled.logprob is not None:
+    if count is not None and sampled.logprob is not None:
         sequence.logprobs.append(float(sampled.logprob[place]))
-    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
+    if count and sampled.top_tokens is not None and sampled.top_logprobs is not None:
         best = zip(
-            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
+            sampled.top_tokens[place][:count].tolist(), sampled.top_logprobs[place][:count].tolist(), strict=True
         )
         sequence.top_logprobs.append(dict(best))

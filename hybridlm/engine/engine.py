@@ -1,6 +1,6 @@
 """The engine: parameters, compiled programs, and pools of rows for runs.
 
-More than 300 lines: one class, whose parts share its parameters and pools.
+More than 300 lines: one class with parts that share its parameters and pools.
 """
 
 import math
@@ -95,7 +95,7 @@ class Engine:
         prefill_rows: rows of the prefill pool.
         prefill_sizes: sizes of the prefill pool, for one sequence and for all.
         row_arrays: makes the arrays of rows.
-        runner: runs the steps, and reads what they return.
+        runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
         queues: of the open sessions.
@@ -353,7 +353,7 @@ class Engine:
         return self.programs.in_full(shape, self.example_arguments)
 
     def planned(self, shape: AnyShape) -> PlannedStep:
-        """Return the proof and the scratch plan of a step, not compiled; parameters may be abstract.
+        """Return the proof and the scratch plan of a step without compilation.
 
         Raises:
             IsolationError: the step is refused.

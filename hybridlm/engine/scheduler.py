@@ -38,8 +38,8 @@ class Scheduler:
     Args:
         engine: runs the steps.
         processor: changes the logits of each lane before sampling.
-        speculation: decides what is drafted; None never drafts.
-        probing: what requests read and change inside the model; None for nothing.
+        speculation: the choice of drafts; None never drafts.
+        probing: reads and changes inside the model; None without any.
 
     Attributes:
         waiting: sequences without a row, as a heap of (-priority, order of arrival, sequence).
@@ -186,23 +186,23 @@ class Scheduler:
         self._prefill_pool = pool
         return pool
 
-    def _next_waiting(self, most: int) -> list[ActiveSequence]:
+    def _next_waiting(self, limit: int) -> list[ActiveSequence]:
         """Return the sequences that join next.
 
         A sequence is held back while one of these is prefilling a prefix that both have in common.
         """
-        cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
-        for _ in range(min(most, self._engine.prefill_rows - len(self.prefilling))):
+        cache, joining, delayed = self._engine.prefix_cache, list[ActiveSequence](), []
+        for _ in range(min(limit, self._engine.prefill_rows - len(self.prefilling))):
             entry = heapq.heappop(self.waiting)
             request = entry[2].request
             if cache is None or not entry[2].shares_states:
                 joining.append(entry[2])
             elif cache.should_wait(request.prompt, self.prefilling + joining):
-                held.append(entry)
+                delayed.append(entry)
             else:
                 entry[2].stops = cache.stops(request.prompt, cache.cached_length(request.prompt, request.start))
                 joining.append(entry[2])
-        for entry in held:
+        for entry in delayed:
             heapq.heappush(self.waiting, entry)
         return joining
 

@@ -56,7 +56,7 @@ def load_snapshot(
     """Read tokens and state from a file of `save_snapshot`.
 
     Raises:
-        SnapshotError: no such file, damaged, or of another model; says what was expected and found.
+        SnapshotError: no such file, damaged, or of another model; has the expected and the actual value.
         TypeError, ValueError: token ids outside the vocabulary, or more than the context holds.
     """
     engine.placement.require_one_process("load_prefix")
@@ -93,9 +93,11 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
     }
 
 
-def _layout(one: ArrayLayout) -> list[Any]:
+def _layout(array: ArrayLayout) -> list[Any]:
     """Return an array's layout as JSON; device count only for reordered arrays."""
-    return [one.path, list(one.shape), one.dtype, one.positions] + ([one.devices] if one.devices > 1 else [])
+    return [array.path, list(array.shape), array.dtype, array.positions] + (
+        [array.devices] if array.devices > 1 else []
+    )
 
 
 def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
@@ -113,15 +115,15 @@ def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))
     spans = [(jax.device_get(buffers.arrays), first, first + count) for buffers, first, count in snapshot.spans]
-    found, grown = [], 0
-    for one in snapshot.label.kind.layout:
-        if one.positions is None:
-            found.append(next(state)[0])
+    results, grown = [], 0
+    for layout in snapshot.label.kind.layout:
+        if layout.positions is None:
+            results.append(next(state)[0])
         else:
-            whole = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
-            found.append(np.ascontiguousarray(np.moveaxis(whole, 0, one.positions)))
+            positions = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
+            results.append(np.ascontiguousarray(np.moveaxis(positions, 0, layout.positions)))
             grown += 1
-    return found
+    return results
 
 
 def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:

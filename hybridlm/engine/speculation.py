@@ -1,8 +1,7 @@
 """Speculation: the choice of drafts for the next step of the decode pool.
 
-Drafts never change what is sampled, only the speed. A step that verifies takes longer than one that samples a token per
-lane, and yields more tokens if drafts are right. Both are measured: the times of the steps as they run, and how often
-each sequence's drafts were right.
+Drafts never change the sampled tokens, only the speed. A verifying step takes longer than a sampling step, and yields
+more tokens if drafts are right. Both are measured: the times of steps, and each sequence's rate of right drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -104,7 +103,7 @@ class Speculation:
         if self.always or not any(asking):
             return self.always
         return self.times.measured(self.steps(len(lanes))[0]) and self._should_verify(
-            lanes, [(0,) * self.tokens if one else () for one in asking]
+            lanes, [(0,) * self.tokens if drafting else () for drafting in asking]
         )
 
     def _should_verify(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
@@ -140,8 +139,8 @@ class Speculation:
         drafting = sequence.drafting
         if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
             return ()
-        most = min(self.tokens, sequence.remaining(context) - 1)
-        drafts = drafting.propose(sequence.generated, most, self._vocab_size)
+        limit = min(self.tokens, sequence.remaining(context) - 1)
+        drafts = drafting.propose(sequence.generated, limit, self._vocab_size)
         return drafts if sequence.grammar is None else drafts[: sequence.grammar.allowed(drafts)]
 
     def _pays(self, lanes: Sequence[ActiveSequence | None], proposed: list[tuple[int, ...]], cost: float) -> bool:

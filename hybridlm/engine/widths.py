@@ -6,7 +6,7 @@ from functools import cache
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
 MIN_DEVICE_WIDTH = 64
-"""Narrowest step of the other platforms, whose products need more tokens to be bound by arithmetic."""
+"""Narrowest step of the other platforms: their products need more tokens to be bound by arithmetic."""
 STEP_COST = {"cpu": 48}
 """Cost of a step in token places by platform: the weights are read once for any number of tokens."""
 DEVICE_STEP_COST = 256
@@ -34,7 +34,7 @@ def next_width(count: int, widths: tuple[int, ...]) -> int:
     """Return the width of the next step for a number of remaining tokens.
 
     `count` is rounded up to a multiple of the narrowest width; the result is the widest step that this fills. So the
-    widths of a text never grow, and a beginning of whole steps has the same widths as a text of its own.
+    widths of a text never grow, and a beginning of whole steps has the same widths as a separate text.
 
     Args:
         count: remaining tokens, at least 1.
@@ -64,10 +64,10 @@ def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], pl
         platform: of the devices.
     """
     share, step_cost = rows / len(counts), STEP_COST.get(platform, DEVICE_STEP_COST)
-    later = step_cost / len(counts)
+    step_share = step_cost / len(counts)
 
     def cost(width: int) -> float:
-        return rows * width + step_cost + sum(_least_cost(count - width, widths, share, later) for count in counts)
+        return rows * width + step_cost + sum(_least_cost(count - width, widths, share, step_share) for count in counts)
 
     return min(widths, key=cost)
 

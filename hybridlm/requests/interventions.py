@@ -34,7 +34,7 @@ class Intervention:
         mixer: kind of mixer whose head is ablated; None for the only one of the layer.
         array: field or role of the array of the state that is changed.
         factor: on the state.
-        value: vector, or state, as it was given.
+        value: vector or state of the user.
     """
 
     kind: Kind
@@ -123,7 +123,7 @@ class Intervention:
         Args:
             layer: number of the layer.
             factor: the factor.
-            head: value head whose matrix is changed; None for all.
+            head: value head of the changed matrix; None for all.
             array: "recurrent", "conv" for the last inputs of the layer's convolution, or the name of a field.
             positions: tokens after which it is scaled: the next token is the first to read it.
         """
@@ -144,8 +144,8 @@ class Intervention:
                 with `head` [value, key]; of "conv" [tap, channel].
             head, array, positions: as for `scale_state`.
         """
-        given = _numbers(value, "value")
-        return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=given)
+        array_value = _numbers(value, "value")
+        return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=array_value)
 
     @staticmethod
     def patch(
@@ -164,14 +164,14 @@ class Intervention:
         """
         row = captured.row(position)
         named = {name: parse_path(name) for name in captured.states}
-        found = [(name, *parsed) for name, parsed in named.items() if parsed is not None]
-        wanted = {layer for _, layer, _ in found} if layers is None else set(layers)
-        if missing := sorted(wanted - {layer for _, layer, _ in found}) or ([] if found else ["any"]):
+        states = [(name, *parsed) for name, parsed in named.items() if parsed is not None]
+        wanted = {layer for _, layer, _ in states} if layers is None else set(layers)
+        if missing := sorted(wanted - {layer for _, layer, _ in states}) or ([] if states else ["any"]):
             raise ValueError(f"layers: no state was captured of layer {', '.join(map(str, missing))}")
         where = position if at is None else at
         return [
             Intervention.replace_state(layer, captured.states[name][row], array=array, positions=where)
-            for name, layer, array in found
+            for name, layer, array in states
             if layer in wanted
         ]
 
@@ -183,23 +183,23 @@ def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
     return None if head is None else _whole(head, "head"), None, array
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole(value: Any, name: str) -> int:
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = -1
     if number < 0:
-        raise ValueError(f"{what}: expected a whole number of at least 0, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least 0, got {value!r}")
     return number
 
 
-def _numbers(value: Any, what: str) -> np.ndarray:
+def _numbers(value: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise TypeError(f"{what}: expected numbers, got lists of different lengths") from error
+        raise TypeError(f"{name}: expected numbers, got lists of different lengths") from error
     if array.dtype.kind not in "fiuV":
-        raise TypeError(f"{what}: expected numbers, got {array.dtype}{list(array.shape)}")
+        raise TypeError(f"{name}: expected numbers, got {array.dtype}{list(array.shape)}")
     return array
 
 

@@ -76,7 +76,7 @@ class Probe:
     def stop(self, consumed: int, end: int) -> int:
         """Return how many tokens the sequence has consumed after its next step, at most `end`.
 
-        A step ends with every token whose state is read or changed.
+        A step ends with every token with a read or changed state.
         """
         runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
         stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
@@ -140,7 +140,7 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
-    """Return the slots of a step: the largest count rounded to a power of two, or 0."""
+    """Return the slots of a step: a power of two for the largest count, or 0."""
     most = max(counts, default=0)
     return 1 << (most - 1).bit_length() if most else 0
 

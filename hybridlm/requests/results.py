@@ -85,10 +85,10 @@ class Completion:
 
     def _repr_html_(self) -> str:
         """Render for notebooks: text or token ids, and a strip of log-probabilities."""
-        said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
+        text = " ".join(map(str, self.token_ids)) if self.text is None else self.text
         counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} sampled"
         sampled = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
-        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + sampled
+        return preformatted(text) + table([("ended by", self.finish_reason), ("tokens", counts)]) + sampled
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Score:
         top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
             None unless requested.
         prefix_tokens: number of tokens before the text.
-        boundary_shift: number of tokens by which the boundary moved into the prompt, because a token spans prompt and
+        boundary_shift: number of tokens of the prompt behind the moved boundary, because a token spans prompt and
             completion; `token_ids` then begins within the prompt. 0 for a text without a prompt.
         ranks: int32 [T], place of each token among all, the most likely one is 1; 0 without a prediction, or before
             `start`. None unless something was asked about the distributions, as all below.
@@ -111,8 +111,8 @@ class Score:
         top, chosen: the most likely ids, best first, and the chosen ones, in the place of each token.
         captured: hidden states and states, if they were asked for; not compared.
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
-        first_wrong: index of the first token whose numbers are not finite, counted from the first token that the model
-            reads; None for every score that `LM.score` returns.
+        first_wrong: index of the first token without finite numbers, counted from the first token that the model reads;
+            None for every score that `LM.score` returns.
     """
 
     token_ids: list[int]

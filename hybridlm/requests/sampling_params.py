@@ -55,7 +55,7 @@ class SamplingParams(PlainSettings):
         max_tokens: maximum number of generated tokens.
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
         top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
-        top_p: then among the fewest tokens whose probabilities reach this sum, and those as likely as the last of them;
+        top_p: then among the fewest tokens with probabilities up to this sum, and tokens as likely as the last of them;
             1 for all.
         min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
         seed: the token at a position is sampled with the key (seed, index of the request, position), independently of
@@ -142,7 +142,7 @@ def settings_of_prompts(
 
     Args:
         params: for all prompts, or one for each.
-        settings: fields that override those of `params`, each for all prompts or a list.
+        settings: fields that override `params`, each for all prompts or a list.
         count: number of prompts.
 
     Raises:

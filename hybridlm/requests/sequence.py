@@ -52,7 +52,7 @@ class Request:
         priority: of waiting requests the highest goes first.
         sampling_index: part of the key of its random numbers; None for the index.
         start: the state after the first tokens of the prompt, if it is known.
-        probe: what is read and changed inside the model; None for nothing.
+        probe: reads and changes inside the model; None without any.
         completed: number of tokens at the end of the prompt that belong to the completion already: those before the
             end of the thoughts was set.
     """
@@ -111,7 +111,7 @@ class ActiveSequence:
 
     @property
     def shares_states(self) -> bool:
-        """Whether its states depend on its tokens alone, and may be shared by a prefix cache."""
+        """Whether its states depend on its tokens alone, for the prefix cache."""
         return self.probe is None or not self.probe.intervenes
 
     @property

@@ -29,7 +29,7 @@ def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError
     return kind(f"{where}: {error}")
 
 
-def to_items(items: Any, what: str) -> list[Any]:
+def to_items(items: Any, name: str) -> list[Any]:
     """Return a list of texts or token-id lists; a bare string is one item.
 
     Raises:
@@ -40,9 +40,9 @@ def to_items(items: Any, what: str) -> list[Any]:
     if not isinstance(items, list | tuple):
         hint = "; give what its tolist() returns" if hasattr(items, "tolist") else ""
         expected = "expected a list whose items are strings or lists of token ids"
-        raise TypeError(f"{what}: {expected}, got {type(items)}{hint}")
+        raise TypeError(f"{name}: {expected}, got {type(items)}{hint}")
     if items and all(is_whole(item) for item in items):
-        raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
+        raise TypeError(f"{name}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
     return list(items)
 
 
@@ -104,7 +104,7 @@ def check_settings(params: SamplingParams) -> None:
         raise ValueError("; ".join(faults))
 
 
-def _faults(params: SamplingParams, most: int) -> list[str]:
+def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
     """Return the faults of settings for models with this limit of log-probabilities."""
     faults = []
 
@@ -121,7 +121,7 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("seed", lambda x: x is None or (is_whole(x) and 0 <= x < 2**64), "a whole number in [0, 2**64), or None")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
     for name in ("logprobs", "prompt_logprobs"):
-        need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
+        need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= limit_logprobs), f"0..{limit_logprobs} or None")
     need(
         "stop",
         lambda x: x is None or isinstance(x, list | tuple) or _stops(x),
@@ -238,35 +238,35 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
         return ()
     if not isinstance(bias, Mapping):
         return repr(bias)
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in found:
+        if not is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in biases:
             return f"{key!r}: {value!r}"
-        found[int(token)] = float(value)
-    return tuple(found.items())
+        biases[int(token)] = float(value)
+    return tuple(biases.items())
 
 
 def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
     """Return the token ids of banned words, or the fault."""
     if not isinstance(words, list | tuple):
         return repr(words)
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for word in words:
         if isinstance(word, str) and tokenizer is not None and word.strip():
-            alone = tokenizer.encode(word, add_special_tokens=False)
-            behind = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-            if not alone:
+            word_ids = tokenizer.encode(word, add_special_tokens=False)
+            spaced_ids = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not word_ids:
                 return f"{word!r}, of which the vocabulary has no character"
-            found.append(tuple(alone))
+            sequences.append(tuple(word_ids))
             # Behind a space, if that is another first token of as many tokens, as in vLLM.
-            if behind[0] != alone[0] and len(behind) == len(alone):
-                found.append(tuple(behind))
+            if spaced_ids[0] != word_ids[0] and len(spaced_ids) == len(word_ids):
+                sequences.append(tuple(spaced_ids))
         elif isinstance(word, list | tuple) and word and all(is_whole(t) and 0 <= t < vocab_size for t in word):
-            found.append(tuple(int(token) for token in word))
+            sequences.append(tuple(int(token) for token in word))
         else:
             return repr(word)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(sequences))
 
 
 def _stops(stop: Any) -> list[Any]:
@@ -288,7 +288,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_count(value: Any, what: str) -> None:
+def check_count(value: Any, name: str) -> None:
     """Raise ValueError unless a value is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what}: expected a whole number of at least 1, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")

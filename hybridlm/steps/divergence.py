@@ -17,7 +17,7 @@ from ir_passes import Lane, LaneContract, Shared
 from models.ops.layout import materialize
 
 MAX_SERIES = 0.25
-"""Argument up to which a series is used, where the closed form cancels."""
+"""Largest argument of the series; the closed form cancels there."""
 
 
 class Divergences(NamedTuple):
@@ -48,17 +48,17 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 
     def step(
         params: tuple[Any, ...],
-        others: tuple[Any, ...],
+        second_params: tuple[Any, ...],
         hidden: Float32[Array, "lane token size"],
-        other: Float32[Array, "lane token width"],
+        second_hidden: Float32[Array, "lane token width"],
     ) -> tuple[Divergences]:
-        one, two = first.rebuild(params), second.rebuild(others)
-        vocabulary = Vocabulary.of(one.config)
+        first_model, second_model = first.rebuild(params), second.rebuild(second_params)
+        vocabulary = Vocabulary.of(first_model.config)
 
         def compare_block(inputs: tuple[Array, Array]) -> Divergences:
             lanes, count = inputs[0].shape[:2]
-            found = (model.logits(part) for model, part in zip((one, two), inputs, strict=True))
-            logits = [materialize(each.reshape((lanes * count, -1))) for each in found]
+            parts = (model.logits(part) for model, part in zip((first_model, second_model), inputs, strict=True))
+            logits = [materialize(each.reshape((lanes * count, -1))) for each in parts]
             totals = [vocabulary.log_total(each) for each in logits]
 
             def summed(term: Callable[[Array, Array], Array]) -> Array:
@@ -67,21 +67,21 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 
                 return vocabulary.sum(logits[0].shape, of_slice).reshape((lanes, count))
 
-            same = vocabulary.same_most_likely(*logits)
+            agreement = vocabulary.same_most_likely(*logits)
             return Divergences(
                 summed(kl_terms),
                 summed(lambda p, q: kl_terms(q, p)),
                 summed(js_terms),
-                same.reshape((lanes, count)),
+                agreement.reshape((lanes, count)),
             )
 
-        return (in_blocks(compare_block, (hidden, other), vocabulary.held),)
+        return (in_blocks(compare_block, (hidden, second_hidden), vocabulary.held),)
 
     return step
 
 
 def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
-    """Return the terms p * log(p / q) - p + q of KL(P || Q), each at least 0.
+    """Return the terms of KL(P || Q): p * log(p / q) - p + q, at least 0.
 
     As both distributions sum to 1 the sum is the same, and rounding of a normalization cancels to second order.
     """

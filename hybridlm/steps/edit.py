@@ -87,7 +87,7 @@ class StateSite(NamedTuple):
 
 
 def state_sites(structure: Structure) -> list[StateSite]:
-    """Return the arrays of a row that can be changed; a multi-token-prediction head has none."""
+    """Return the arrays of a row that can be changed; except a multi-token-prediction head."""
     sites = []
     for place, (path, state) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
         array, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
@@ -108,7 +108,7 @@ def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callabl
 
     Args:
         structure: structure of the model.
-        devices: that share the model. Units and values are those of all of them, one after another.
+        devices: devices of the model. Units and values are of all devices, one after another.
     """
     sites = state_sites(structure)
 

@@ -36,7 +36,7 @@ class SampledTokens(NamedTuple):
         logprob: its log-probability before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
-        hidden_states: those of the lane's last token in some layers; None unless requested.
+        hidden_states: of the lane's last token in some layers; None unless requested.
     """
 
     token: Int32[Array, "*lane"]
@@ -111,8 +111,8 @@ def finish_step(
     """
     layers = rows.layers
     if mtp_drafts:
-        found, layers = propose_mtp_drafts(model, layers, token, inputs, consumed, mtp_drafts, processor)
-        sampled = sampled._replace(mtp_drafts=found)
+        drafts, layers = propose_mtp_drafts(model, layers, token, inputs, consumed, mtp_drafts, processor)
+        sampled = sampled._replace(mtp_drafts=drafts)
     return sampled, Rows(layers, jnp.where(consumed[:, None] > 0, token[:, None], rows.token))
 
 
@@ -148,12 +148,12 @@ def sample_with_logprobs(
     vocab = logits.shape[1]
     if changes is not None or processor is not None:
         token = only_allowed(token, processed, vocab + NO_TOKEN)
-    own = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
+    chosen = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
     # A processor may force a token by an infinite logit; the model may not have one.
-    token = jnp.where((token < vocab) & ~jnp.isfinite(own[:, 0]), jnp.int32(vocab), token)
+    token = jnp.where((token < vocab) & ~jnp.isfinite(chosen[:, 0]), jnp.int32(vocab), token)
     if top is not None:
         total = Vocabulary(vocab).log_total(logits)
-        logprob = (own - total)[:, 0]
+        logprob = (chosen - total)[:, 0]
         if top > 0:
             best, top_tokens = lax.top_k(logits, top)
             top_logprobs = best - total

@@ -60,6 +60,6 @@ def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
     For an abstract model the tuple holds ShapeDtypeStructs; a weight that is no plain array is one entry.
     """
     graph, state = nnx.split(model)
-    leaves, tree = jax.tree.flatten(state, is_leaf=lambda one: isinstance(one, LinearWeight))
+    leaves, tree = jax.tree.flatten(state, is_leaf=lambda leaf: isinstance(leaf, LinearWeight))
     arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, role="token", token=1))
     return Structure(graph, tree, arrays), tuple(leaves)

@@ -1,8 +1,9 @@
-"""Log-probabilities of several ids for each token: dense arrays and printing."""
+"""Dense arrays of log-probabilities, and short reprs of arrays of users."""
 
 import numpy as np
 import pytest
 
+from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion
 from hybridlm.requests.token_logprobs import TokenLogprobs
 
@@ -37,3 +38,11 @@ def test_numbers_are_not_printed() -> None:
     many = np.arange(1000, dtype=np.int32)
     entries = TokenLogprobs(many, many.astype(np.float32), many, np.arange(0, 1001, 10))
     assert repr(entries) == "TokenLogprobs(100 tokens, 1000 entries)"
+
+
+def test_interventions_are_printed_without_their_numbers() -> None:
+    vector = np.ones(512, np.float32)
+    assert repr(Intervention.add(vector, hidden_state=3)) == "Intervention(add, layer=3, value=float32[512])"
+    scaled = repr(Intervention.scale_state(1, 0.5, head=2, positions=[4, 5, 9]))
+    assert scaled == "Intervention(scale_state, layer=1, 3 positions in 4..9, unit=2, factor=0.5)"
+    assert "position=7" in repr(Intervention.ablate_head(0, 1, positions=7))

@@ -124,7 +124,7 @@ def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
         need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= limit_logprobs), f"0..{limit_logprobs} or None")
     need(
         "stop",
-        lambda x: x is None or isinstance(x, list | tuple) or _stops(x),
+        lambda x: x is None or isinstance(x, list | tuple) or bool(_stops(x)),
         "a string, a token id, or a list of them",
     )
     if "" in [item for item in _stops(params.stop) if isinstance(item, str)]:

@@ -56,6 +56,12 @@ finally:
         gc.enable()
 
 note_code("hybridlm", "models", "ir_passes")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__file__"]
+
+
 DISTRIBUTION = "hybridlm"
 
 __all__ = [

@@ -1,12 +1,12 @@
 """Research access: logits, hidden states and recurrent states of whole sequences, differentiable.
 
 The tokens run in chunks, in the lanes and the order of a scoring step, so that `LM.score` and `LM.forward` compute the
-same bits; a gradient keeps the state between chunks and computes what is inside them anew.
+same bits; a gradient keeps the state between chunks and recomputes values inside the chunks.
 
-More than 300 lines: the pass, its plan and the checks of what it is given.
+More than 300 lines: the pass, its plan and the checks of its arguments.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -48,17 +48,42 @@ class SequenceState:
     position: int
     layers: Any
 
+    def replace(self, arrays: Mapping[str, Any]) -> "SequenceState":
+        """Return this state with some arrays replaced.
+
+        Args:
+            arrays: arrays by the names that `repr` and `Captured.states` have, such as `layers[3][0].recurrent`, with
+                the lane axis in front.
+
+        Raises:
+            ValueError: an unknown name, or another shape or dtype; lists every fault.
+        """
+        leaves, tree = jax.tree_util.tree_flatten_with_path(self.layers)
+        named = {LAYERS + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+        faults = [f"{name}: no such array; arrays are {', '.join(named)}" for name in arrays if name not in named]
+        for name in arrays.keys() & named.keys():
+            got, expected = jax.typeof(arrays[name]), jax.typeof(named[name])
+            if (got.shape, got.dtype) != (expected.shape, expected.dtype):
+                faults.append(f"{name}: expected {expected.str_short()}, got {got.str_short()}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return SequenceState(self.position, jax.tree.unflatten(tree, (named | dict(arrays)).values()))
+
     def __repr__(self) -> str:
-        return f"SequenceState(position={self.position}\n{_listed(self.layers)})"
+        return f"SequenceState(position={self.position}\n{_listed(self.layers, LAYERS)})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
 
 
-def _listed(tree: Any) -> str:
-    """Return the dtype and the shape of each array of a pytree, a line for each."""
+LAYERS = "layers"
+"""Beginning of the names of arrays in a state."""
+
+
+def _listed(tree: Any, beginning: str = "") -> str:
+    """Return a line with name, dtype and shape for each array of a pytree."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    names = [beginning + jax.tree_util.keystr(path) for path, _ in leaves]
     width = max(map(len, names), default=0)
     types = [f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else repr(leaf) for _, leaf in leaves]
     return "\n".join(f"  {name:{width}} {kind}" for name, kind in zip(names, types, strict=True))
@@ -88,16 +113,24 @@ class ForwardOutput(NamedTuple):
 
 
 def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) -> Any:
-    """Check tokens of `LM.forward`, as far as they are known, and return them as int32 [N, T].
+    """Check tokens of `LM.forward`, if known, and return them as int32 [N, T].
 
     Raises:
         TypeError, ValueError: they are not ids of the vocabulary, or stand for images, audio or video.
     """
+    if isinstance(tokens, str):
+        raise TypeError("tokens: expected token ids, got a text; give lm.tokenizer.encode(text)")
     traced = False
     try:
         tokens = np.asarray(tokens)
     except jax.errors.TracerArrayConversionError:
         traced = True
+    except ValueError as error:
+        lengths = ", ".join(dict.fromkeys(str(len(row)) for row in tokens if isinstance(row, Sized)))
+        raise ValueError(
+            f"tokens: expected rows of one length, got lengths {lengths}; call forward for each row, or pad the rows: "
+            "a position does not depend on later ones"
+        ) from error
     if tokens.ndim not in (1, 2) or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
         raise TypeError(f"tokens: expected token ids of shape [T] or [N, T], got {tokens.dtype}{tokens.shape}")
     if traced:
@@ -227,7 +260,7 @@ def run(
     Args:
         structure, params: the model.
         tokens: int32 [N, T]; None with embeddings alone.
-        embeddings: float32 [N, T, hidden]; None for those of the tokens.
+        embeddings: float32 [N, T, hidden]; None for the tokens' embeddings.
         layers: state before the first token; None for zeros.
         position: int32 scalar, its position.
         settings: settings.
@@ -256,7 +289,7 @@ def run(
     else:
         start = jax.tree.map(filled, layers)
     steps = np.cumsum([0, *widths[:-1]], dtype=np.int32)
-    # Behind a barrier: masks of known lengths would be simplified, and what is rounded together would change.
+    # Behind a barrier: masks of known lengths would be simplified, and rounding would change.
     lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, widths).astype(np.int32)))
     step = partial(_device_step, structure, settings)
     if settings.split is not None:
@@ -345,7 +378,7 @@ def _with_blocks(array: StateArray, whole: Array, x: Array) -> Array:
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return the widths of the steps of `count` tokens, and how many consecutive steps have each.
 
-    The steps are those of `LM.score`, to which the last token is no input: it has a step only where no other has room.
+    The steps equal `LM.score`, without the last token: it has a step only if the others have no room.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:
@@ -353,9 +386,38 @@ def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     return tuple((width, len(list(group))) for width, group in groupby(steps))
 
 
+@partial(jax.jit, static_argnums=(0, 3))
+def _head(
+    structure: Structure, params: tuple[Parameter, ...], hidden: Array, sharding: ForwardSharding | None
+) -> Array:
+    """Return the logits of rows: float32 [R, hidden] -> float32 [R, vocab]."""
+
+    def read(params: tuple[Parameter, ...], hidden: Array) -> Array:
+        model = structure.rebuild(varying_like(params, hidden))
+        return model.logits(model.norm(hidden))
+
+    if sharding is not None:
+        specs = sharding.params, PartitionSpec()
+        vocabulary = PartitionSpec(None, *sharding.logits[2:])
+        read = jax.shard_map(read, mesh=sharding.mesh, in_specs=specs, out_specs=vocabulary, check_vma=True)
+    return read(params, hidden)
+
+
+def head_logits(engine: Engine, params: tuple[Parameter, ...], hidden: Any) -> Array:
+    """See `LM.logits`."""
+    engine.placement.require_one_process("logits")
+    size = engine.row_arrays.model.config.hidden_size
+    shape, dtype = np.shape(hidden), getattr(hidden, "dtype", None)
+    if dtype != np.float32 or not shape or shape[-1] != size:
+        raise TypeError(f"hidden: expected float32 [.., {size}], got {dtype or type(hidden)}{list(shape)}")
+    sharding = forward_sharding(engine.placement, engine.params, None)
+    with use_cache(engine.programs.cache), fixed_settings():
+        rows = jnp.reshape(hidden, (-1, size))
+        return _head(engine.programs.structure, params, rows, sharding).reshape((*shape[:-1], -1))
+
+
 def forward(
     engine: Engine,
-    structure: Structure,
     params: tuple[Parameter, ...],
     tokens: Any,
     embeddings: Any,
@@ -370,13 +432,13 @@ def forward(
         raise TypeError("tokens: expected token ids, or embeddings in their place, got neither")
     widths = engine.widths if chunk is None else (chunk,)
     check_count(widths[0], "chunk")
-    single = (np.ndim(tokens) if tokens is not None else np.ndim(embeddings) - 1) == 1
     has_tokens = tokens is not None
     config = engine.row_arrays.model.config
-    tokens = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
+    token_ids = check_tokens(tokens, engine.vocab_size, config.placeholders) if has_tokens else None
+    single = (np.ndim(tokens) if has_tokens else np.ndim(embeddings) - 1) == 1
     if embeddings is not None:
-        embeddings = check_embeddings(embeddings, tokens, config.hidden_size)
-    shown: Any = embeddings if tokens is None else tokens
+        embeddings = check_embeddings(embeddings, token_ids, config.hidden_size)
+    shown: Any = embeddings if token_ids is None else token_ids
     lanes, count = shown.shape[:2]
     check_lengths(lanes, count, state, engine.context)
     group = engine.bucket(lanes, engine.prefill_rows)
@@ -389,7 +451,7 @@ def forward(
         return_states, forward_sharding(placement, engine.params, types),
     )  # fmt: skip
     layers = None if state is None else state.layers
-    operands = (structure, params, tokens, embeddings, layers, np.int32(start), settings)
+    operands = (engine.programs.structure, params, token_ids, embeddings, layers, np.int32(start), settings)
     with use_cache(engine.programs.cache), fixed_settings():
         logprobs, logits, hidden_states, layers = run(*operands)
     after = SequenceState(start + count, layers) if return_states else None

@@ -46,11 +46,24 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 NOTES: Mapping[str, str] = {
     "n": "it is an argument of generate and stream",
     "best_of": "all completions are returned; n of generate and stream is their number",
-    "num_beams": "beam search is not supported; n gives several samples",
-    "use_beam_search": "beam search is not supported; n gives several samples",
+    **dict.fromkeys(
+        ("num_beams", "use_beam_search", "length_penalty", "early_stopping"),
+        "beam search is not supported; n gives several samples",
+    ),
     "do_sample": "temperature above 0 samples, 0 takes the most likely token",
     "truncate_prompt_tokens": "prompts are never truncated",
-    "quantization": "the checkpoint says how its weights are quantised",
+    "include_stop_str_in_output": "the text ends before a stop string; token_ids have its tokens",
+    "allowed_token_ids": "a logits_processor can set the logits of all other tokens to -inf",
+    "detokenize": "texts are decoded if there is a tokenizer; token_ids are always returned",
+    "output_kind": "stream yields each token, generate whole completions",
+    "flat_logprobs": "Completion.top.dense() returns arrays",
+    **dict.fromkeys(("quantization", "load_format"), "the files of the checkpoint decide how weights are read"),
+    "pipeline_parallel_size": "a mesh divides tensors, experts and lanes, not layers",
+    "enforce_eager": "every step is compiled",
+    "kv_cache_dtype": "dtype is also the dtype of the KV cache, float32 on CPUs",
+    **dict.fromkeys(
+        ("swap_space", "cpu_offload_gb"), "weights and rows stay on the devices; prefix_cache uses the host"
+    ),
     "trust_remote_code": "code of a checkpoint is never run",
     "gpu_memory_utilization": "lanes and context decide the memory",
     "lora_request": "load and merge_adapter take an adapter, for all requests",
@@ -84,7 +97,7 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
                 (options,) = get_args(get_type_hints(function)[name])
                 names += get_type_hints(options)
-            elif name != "self":
+            elif name not in ("self", "cls"):
                 names.append(name)
         return names
 
@@ -100,4 +113,14 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
 def suggests_fields(cls: type[T]) -> type[T]:
     """Refuse unknown keywords of a class with a suggestion."""
     cls.__init__ = suggests_keywords(cls.__init__)  # type: ignore[method-assign]  # the signature stays
+    return cls
+
+
+def suggests_in_methods(cls: type[T]) -> type[T]:
+    """Refuse unknown keywords of the public methods of a class with a suggestion."""
+    for name, member in list(vars(cls).items()):
+        function = getattr(member, "__func__", member)
+        if not name.startswith("_") and inspect.isfunction(function):
+            checked = suggests_keywords(function)
+            setattr(cls, name, checked if function is member else type(member)(checked))
     return cls

@@ -22,8 +22,8 @@ from hybridlm.engine.probe_settings import ProbeSettings, folder_for
 from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
-from hybridlm.forward import ForwardOutput, SequenceState, forward, in_order
-from hybridlm.keywords import suggests_keywords
+from hybridlm.forward import ForwardOutput, SequenceState, forward, head_logits, in_order
+from hybridlm.keywords import suggests_in_methods
 from hybridlm.openai_batch.batch_task import BatchFileReport, BatchTask
 from hybridlm.programs.start import Start
 from hybridlm.progress import request_progress
@@ -62,6 +62,7 @@ Texts = str | Sequence[str | Sequence[int]]
 """Strings or lists of token ids; a bare string is one text."""
 
 
+@suggests_in_methods
 class LM:
     """A loaded model; `hybridlm.load` makes it.
 
@@ -155,7 +156,7 @@ class LM:
             hidden_states, states, positions, capture_to, interventions: see `ProbeSettings`; nothing is drafted with
                 them. Positions "all" are those before each sampled token, "last" the one before the last token;
                 interventions count from the first token of the prompt into the completion.
-            **settings: fields of `SamplingParams`; they override those of `sampling_params`. A list has one value for
+            **settings: fields of `SamplingParams`; they override `sampling_params`. A list has one value for
                 each prompt, as `temperature=[0.0, 0.7]` (docs/engine.md).
 
         Returns:
@@ -169,7 +170,7 @@ class LM:
         requests, session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         try:
-            with request_progress(progress, len(requests), self.engine.lanes) as completed:
+            with request_progress(progress, len(requests), self.text_model.options.lanes) as completed:
                 for event in run_requests(requests, session, self.start):
                     if event.completion is not None:
                         finished[event.index] = event.completion
@@ -246,7 +247,6 @@ class LM:
         parts = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
         return replace(done, reasoning=parts.reasoning, answer=parts.answer)
 
-    @suggests_keywords
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",
         capture_to: File | None = None,
@@ -260,7 +260,6 @@ class LM:
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
         return open_session(self.engine, self.tokenizer, to_request, logits_processor, speculate, folder)
 
-    @suggests_keywords
     def score(
         self, texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]], *, top_logprobs: int = 0,
         prefix: Prefix | None = None, token_ids: Any = None, top: int = 0, start: int | Sequence[int] | None = None,
@@ -274,7 +273,7 @@ class LM:
         Args:
             texts: texts. Without `prefix` an item can also be `{"prompt": ..., "completion": ...}`, two texts or two
                 lists of token ids, of which the completion is scored, or each of a list of completions; or
-                `{"messages": [...]}`, a chat whose last answer is scored up to its end token, with `tools` and
+                `{"messages": [...]}`, a chat with a last answer that is scored up to its end token, with `tools` and
                 `chat_template_kwargs` for its template.
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
@@ -291,7 +290,6 @@ class LM:
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
         return self.text_model.score(texts, top_logprobs, prefix, distributions, probes)
 
-    @suggests_keywords
     def score_file(
         self, input: File, output: File, *, token_ids: str | Sequence[int] | None = None, top: int = 0,
         start: int | None = None, temperature: float = 1.0, entropy: bool = False, hidden_states: Sequence[int] = (),
@@ -317,7 +315,6 @@ class LM:
         """
         return compare_texts(self.text_model, text_model_of(other), texts)
 
-    @suggests_keywords
     def divergence_file(
         self, other: "LM", input: File, output: File, **options: Unpack[FileSettings]
     ) -> DivergenceFileReport:
@@ -337,7 +334,6 @@ class LM:
         require_finite(embeddings.wrong, "texts[{}]".format)
         return embeddings.vectors
 
-    @suggests_keywords
     def embed_file(
         self, input: File, output: File, *, pooling: Pooling = "last", normalised: bool = True,
         **options: Unpack[FileSettings],
@@ -356,7 +352,6 @@ class LM:
         require_finite(wrong, "texts[{}]".format)
         return classification
 
-    @suggests_keywords
     def classify_file(self, input: File, output: File, **options: Unpack[FileSettings]) -> ScoreFileReport:
         """Classify a file, or compute rewards; arguments of `run_file`. See `ClassifyTask`."""
         return self.run_file(ClassifyTask(), input, output, **options)
@@ -384,17 +379,14 @@ class LM:
             raise TypeError(f"requests: expected a list of requests, got {type(requests)}")
         return self.text_model.decider().answer_all(requests)
 
-    @suggests_keywords
     def decide_file(self, input: File, output: File, **options: Unpack[FileSettings]) -> ScoreFileReport:
         """Answer a file of requests; arguments of `run_file`. See `DecideTask`."""
         return self.run_file(DecideTask(), input, output, **options)
 
-    @suggests_keywords
     def batch_file(self, input: File, output: File, **options: Unpack[FileSettings]) -> BatchFileReport:
         """Answer a file of OpenAI Batch lines; arguments of `run_file`. See `BatchTask`."""
         return self.run_file(BatchTask(), input, output, **options)
 
-    @suggests_keywords
     def run_file(self, task: Task, input: File, output: File, **options: Unpack[FileSettings]) -> Any:
         """Run a task over the rows of a file, or continue a killed run.
 
@@ -432,7 +424,6 @@ class LM:
         model = self.text_model
         return choose(context, options, model.inputs, model.first_token, model.scores)
 
-    @suggests_keywords
     def perplexity(
         self, texts: File | Sequence[File | Sequence[int]], *, convention: str = "rolling", window: int | None = None,
         stride: int | None = None,
@@ -466,7 +457,7 @@ class LM:
         Differentiable with respect to `params`, `embeddings` and `state`, by `jax.grad`, `jax.jvp` and `jax.linearize`,
         and under `jax.jit`, `jax.vmap` and `jax.shard_map`:
         `jax.grad(lambda p: -lm.forward(tokens, params=p, logits=False).logprobs.mean())(lm.params)`. `logprobs` are bit
-        for bit those of `score` for the same texts (docs/research.md says when).
+        for bit those of `score` for the same texts (docs/research.md has the conditions).
 
         Args:
             tokens: token ids, [T] or [N, T]; None with `embeddings` alone. Traced ids are not checked: one outside the
@@ -477,16 +468,33 @@ class LM:
             state: state to start from; None starts a sequence.
             params: parameters to use instead of `lm.params`.
             logits: keep the logits of all positions; False returns None for them and needs the memory of a block.
-            chunk: tokens that run together, to which the last ones are padded; None for the steps of `score`. Others
+            chunk: tokens that run together, with padding at the end; None for the steps of `score`. Others
                 differ in rounding.
         """
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
         flat = in_order(self.params if params is None else params, tuple(self.params))
-        structure = self.text_model.structure
-        return forward(self.engine, structure, flat, tokens, embeddings, state, return_states, logits, chunk)
+        return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
 
-    @suggests_keywords
+    def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
+        """Compute logits of hidden states: the final norm, then the vocabulary head (a logit lens).
+
+        The last of `lm.forward(tokens).hidden_states` gives the logits of `forward`, up to rounding. Differentiable.
+        Plain JAX without a certificate: no state takes part, and a row of logits depends on its row alone.
+
+        Args:
+            hidden: float32 [.., hidden], rows of the residual stream, as `ForwardOutput.hidden_states`,
+                `Captured.hidden_states` and `Score.captured` have them.
+            params: parameters to use instead of `lm.params`.
+
+        Returns:
+            float32 [.., vocab], all rows at once in memory.
+        """
+        self.text_model.require_vocabulary_head()
+        self.engine.require_parameters()
+        flat = in_order(self.params if params is None else params, tuple(self.params))
+        return head_logits(self.engine, flat, hidden)
+
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
         """Prefill a common beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
 
@@ -543,7 +551,7 @@ class LM:
         self._weights.update(params, partial)
 
     def save(self, directory: File) -> None:
-        """Write the model as it is in memory, so that `hybridlm.load(directory)` opens it, faster than the original.
+        """Write the model in memory to a directory for `hybridlm.load`, which opens it faster.
 
         A model loaded from it gives the same bits, on any mesh. With several processes all call this, with a directory
         that all of them see. See docs/checkpoints/saving.md.

@@ -226,7 +226,7 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     following = jnp.asarray([*ids[1:], 0], jnp.int32)
     with fixed_settings():
-        readings = [jax.device_get(_read(lm.model, item, following, top)) for item in hidden]
+        readings = [jax.device_get(_read(lm.logits(item), following, top)) for item in hidden]
     best, logprobs, following_logprobs = (np.stack(each) for each in zip(*readings, strict=True))
     named = {*np.unique(best).tolist(), *ids}
     tokenizer = lm.tokenizer
@@ -236,9 +236,9 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
     return LogitLens(tuple(ids), best, logprobs, following_logprobs[:, :-1], texts)
 
 
-@partial(jax.jit, static_argnums=3)
-def _read(model: Decoder, hidden: Array, following: Array, top: int) -> tuple[Array, Array, Array]:
-    logprobs = jax.nn.log_softmax(model.logits(model.norm(hidden)), axis=-1)
+@partial(jax.jit, static_argnums=2)
+def _read(logits: Array, following: Array, top: int) -> tuple[Array, Array, Array]:
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
     best, ids = lax.top_k(logprobs, top)
     return ids, best, jnp.take_along_axis(logprobs, following[:, None], axis=1, mode="fill")[:, 0]
 

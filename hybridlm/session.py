@@ -23,6 +23,7 @@ from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import Grammars, TokenSet, TokenState
+from hybridlm.keywords import suggests_in_methods
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion, PromptLogprobs
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
@@ -55,6 +56,7 @@ class Event(NamedTuple):
     completion: Completion | None
 
 
+@suggests_in_methods
 class Session:
     """Requests that are run step by step; `LM.session` makes it.
 
@@ -65,7 +67,7 @@ class Session:
                     ...
 
     Sequences join and leave at any step. Each `step` dispatches one step to the device and returns the tokens of the
-    previous one. A session has pools of its own; sessions do not see each other.
+    previous one. Each session has separate pools; sessions do not see each other.
 
     Args:
         engine: runs the steps.
@@ -73,8 +75,8 @@ class Session:
         to_request: checks the arguments of `submit` and makes a request of them.
         processor: changes the logits of each lane before sampling.
         speculation: when to draft and verify; None never drafts.
-        probing: what requests read and change inside the model; None for nothing yet.
-        capture_to: folder for files of what submitted requests read inside the model; None keeps it in memory.
+        probing: reads and changes inside the model; None without any yet.
+        capture_to: folder for files of captured arrays of submitted requests; None keeps them in memory.
 
     Attributes:
         errors: why requests ended without a completion, by number.
@@ -146,7 +148,7 @@ class Session:
             sampling_params: how its tokens are sampled and when it ends.
             priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
             prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
-            hidden_states, states, positions, interventions: what is read and changed inside the model in this request,
+            hidden_states, states, positions, interventions: reads and changes inside the model in this request,
                 as for `LM.generate`; the session drafts nothing with them.
             **settings: fields of `SamplingParams`.
 
@@ -185,7 +187,8 @@ class Session:
                 self._budgets[request.index] = budget
             self._submitted = request.index + 1
             sequence = self._alive[request.index] = ActiveSequence(request)
-            sequence.grammar = self._grammar(sequence)
+            if params.grammar is not None:
+                sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
                 sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
@@ -201,7 +204,8 @@ class Session:
             if len(request.prompt) < self._engine.context:
                 self._scheduler.add(sequence)
             else:
-                self._score_prompts()
+                if self._unscored:
+                    self._score_prompts()
                 self._end(sequence, "length", None)
 
     def cancel(self, index: int) -> None:
@@ -231,37 +235,35 @@ class Session:
         """
         self._require_open()
         with self._engine.decisions.command("step", session=self):
-            return self._step()
-
-    def _step(self) -> list[Event]:
-        while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
-            self._read()
-        try:
-            self._score_prompts()
-            dispatched = self._scheduler.next()
-        except NumericalError:
-            raise
-        except BaseException:
-            self.close()
-            raise
-        if dispatched is not None:
-            self._in_flight.append(dispatched)
-        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
-            self._read()
-        if self._engine.checked:
-            self._scheduler.check_integrity()
-        events, self._events = self._events, []
-        return events
+            while self._in_flight and (self._in_flight[0].accepted is not None or self._scheduler.needs_tokens):
+                self._read()
+            try:
+                if self._unscored:
+                    self._score_prompts()
+                dispatched = self._scheduler.next()
+            except NumericalError:
+                raise
+            except BaseException:
+                self.close()
+                raise
+            if dispatched is not None:
+                self._in_flight.append(dispatched)
+            if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
+                self._read()
+            if self._engine.checked:
+                self._scheduler.check_integrity()
+            events, self._events = self._events, []
+            return events
 
     def _score_prompts(self) -> None:
         """Compute the log-probabilities of the prompts of new requests that ask for them, all together.
 
         Raises:
-            NumericalError: those of a prompt are not finite; its request has ended.
+            NumericalError: log-probabilities of a prompt are not finite; its request has ended.
         """
         requests, self._unscored = list(self._unscored.values()), {}
         wrong: NumericalError | None = None
-        for index, logprobs in prompt_logprobs(self._engine, requests).items() if requests else ():
+        for index, logprobs in prompt_logprobs(self._engine, requests).items():
             if isinstance(logprobs, list):
                 self._prompt_logprobs[index] = logprobs
                 continue

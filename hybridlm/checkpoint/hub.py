@@ -66,7 +66,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
             name, f"no such directory (looked at {os.path.abspath(path)})", "Hub ids have the form organisation/name."
         )
     if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
-        raise CheckpointError(name, "neither a directory nor a Hub id (organisation/name)")
+        raise CheckpointError(f"model {name!r}", "neither a directory nor a Hub id (organisation/name)")
     return _download(name, revision, cache_dir)
 
 

@@ -1,8 +1,8 @@
-"""The compiler on its own: contracts, proof, compilation and scratch plans of any JAX function with lanes.
+"""The compiler without models: contracts, proofs, compilation and scratch plans of JAX functions.
 
     from hybridlm.compiler import Lane, LaneContract, Pool, isolated
 
-The rest lies in named modules: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
+Named modules have the rest: `host` (owners of rows), `sanitizer`, `rewrites`, `scratch`, `stages`, `xla_audit`,
 `planned`, `exported`, `measure`, `collectives`, `contract`, `targets` (machines to compile for), `statements` (ids of
 violations and of what certificates state). The implementation is the package `ir_passes`.
 """

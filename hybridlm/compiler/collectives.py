@@ -1,4 +1,4 @@
-"""Exchanges between devices in a step over a mesh, and a check that the devices were given equal operands."""
+"""Exchanges between devices of a mesh, and a check for equal operands."""
 
 from ir_passes.jaxpr.collectives import Collective
 from ir_passes.proof.agreement import devices_agree

@@ -1,4 +1,4 @@
-"""The host's side of a step: the holder of each row, and a ledger of what each row must hold."""
+"""Host records of a step: the holder of each row, and its expected contents."""
 
 from ir_passes.host.packed_tokens import LayoutError, LayoutFault, check_packed, segment_ids
 from ir_passes.host.page_owner import Page, PageOwner, check_page_tables, written_places

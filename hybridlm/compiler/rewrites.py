@@ -1,4 +1,4 @@
-"""Rewrites of a step's jaxpr: the passes, the pipeline that proves after each, and the base of a pass of your own."""
+"""Rewrites of a step's jaxpr: passes, their base class, and the proving pipeline."""
 
 from ir_passes.rewrites import DEFAULT_PASSES, DropDead, Rebatch
 from ir_passes.rewrites.graph import Graph, Pass

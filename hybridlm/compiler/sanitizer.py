@@ -1,4 +1,4 @@
-"""Steps that carry a label beside each row and check it where the row is used."""
+"""Steps that carry a label with each row and check it at each use."""
 
 from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import LabelFault, LaneFault, SanitizerError, UntrackedFault, Verdict

@@ -1,4 +1,4 @@
-"""Liveness of a step's values, the result of `plan`, and the independent check of a plan."""
+"""Liveness of values, scratch plans, and the independent check of a plan."""
 
 from ir_passes.scratch.liveness import Liveness, liveness
 from ir_passes.scratch.plan import Plan, PlanError

@@ -1,4 +1,4 @@
-"""The stages of a compilation, as `jax.stages` has them: traced, proved, lowered; the last one is `CompiledStep`."""
+"""Stages of a compilation, as in `jax.stages`: traced, proved, lowered, `CompiledStep`."""
 
 from ir_passes.compile.isolated import IsolatedStep
 from ir_passes.compile.refused_settings import SettingError

@@ -1,4 +1,4 @@
-"""The statements of certificates and the violations of a proof: their ids, with a sentence for each."""
+"""Statements of certificates and violations of proofs: ids and sentences."""
 
 from ir_passes.contract.statements import (
     Assumption,

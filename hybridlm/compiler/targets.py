@@ -1,4 +1,4 @@
-"""Machines to compile for, which need not be there: `compile_step(..., target="nvidia-h100")`."""
+"""Machines to compile for, present or not: `compile_step(..., target="nvidia-h100")`."""
 
 from ir_passes.targets import Target, TargetError, local_target, named_targets, read_target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel

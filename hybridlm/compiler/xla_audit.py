@@ -1,4 +1,4 @@
-"""The audit of what XLA compiled."""
+"""The audit of XLA's compiled program."""
 
 from ir_passes.xla_audit.audit import AuditReport, audit
 from ir_passes.xla_audit.findings import Finding, FindingKind

@@ -63,7 +63,7 @@ class Placement:
     @property
     def data(self) -> int:
         """Number of devices that split lanes (data parallel); it divides the rows of a pool."""
-        return self.size(DATA)
+        return 1 if self.mesh is None else self.mesh.shape[DATA]
 
     @property
     def several_processes(self) -> bool:

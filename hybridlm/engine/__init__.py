@@ -1,4 +1,4 @@
-"""The engine: continuous batching over pools of rows, and all decisions about what runs next.
+"""The engine: continuous batching over pools of rows, and the choice of the next step.
 
 Imports the folders below it: prefix cache, programs, requests, rows, drafting, steps, processes, devices, checkpoints
 and text. Begin with `engine`, which holds parameters, programs and pools, then `scheduler`: admission of sequences to

@@ -1,4 +1,4 @@
-"""Engines of a model's config.json alone: every weight is a shape and a dtype, without memory."""
+"""Engines of a config.json alone: weights are shapes and dtypes, without memory."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +29,14 @@ def abstract_engine(
     recipe: Recipe | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Engine:
-    """Make an engine whose steps can be proved and planned, or compiled for a target, but not run.
+    """Make an engine that proves, plans or compiles steps, without running them.
 
     Args:
         path: a config.json in the format of Hugging Face, or the name of `checkpoint`.
         options: of `load`. Without `chunk` 256, or the context if that is less; without `dtype` as in the file. The
             devices of a mesh need not exist. "mtp" drafts include the multi-token-prediction head.
         target: machine that steps are compiled for; a mesh is then one of its devices.
-        recipe: weights are packed as those of a copy that `quantise_checkpoint` writes by this recipe; None: plain.
+        recipe: weights are packed as `quantise_checkpoint` packs them by this recipe; None: plain.
         checkpoint: has the configuration and the weights; quantised ones are packed, as `load` keeps them.
 
     Raises:

@@ -15,13 +15,13 @@ from models.sharding.sharded_dim import ShardedDim
 
 
 def dtype_of_caches(dtype: str, platform: str) -> Any:
-    """Return the dtype of convolution states and KV cache for a model whose matrices have `dtype`, on a platform."""
+    """Return the dtype of convolution states and KV cache, given the dtype of matrices."""
     # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
     return jnp.dtype("float32" if platform == "cpu" else dtype)
 
 
 def check_commit(model: Decoder) -> None:
-    """Raise ValueError, which names the layers, unless all of them can verify drafts."""
+    """Raise ValueError with the names of layers that cannot verify drafts."""
     kinds = dict.fromkeys(map(type, model.without_commit()))
     if kinds:
         raise ValueError(
@@ -34,7 +34,7 @@ def check_commit(model: Decoder) -> None:
 
 @lru_cache(maxsize=1)
 def shard_specs_of(family: Family, config: DecoderConfig) -> dict[ParameterPath, tuple[ShardedDim, ...]]:
-    """Return the shards of a whole model's parameters; cached, since one model is often planned for several meshes."""
+    """Return the shards of a model's parameters; cached for plans over several meshes."""
     return family.abstract(config).sharded_dims()
 
 
@@ -47,7 +47,7 @@ def shards_of_model(family: Family, config: DecoderConfig, placement: Placement)
 def weight_types(
     weights: Iterable[Weight], shards: Mapping[ParameterPath, Shards], dtype: str
 ) -> dict[ParameterPath, jax.ShapeDtypeStruct]:
-    """Return shape, dtype and place of each parameter, as `assemble` takes them in place of the arrays."""
+    """Return shape, dtype and sharding of each parameter, for `assemble`."""
     return {
         weight.path: jax.ShapeDtypeStruct(
             shards[weight.path].global_shape,
@@ -59,11 +59,11 @@ def weight_types(
 
 
 def assemble(abstract: Decoder, arrays: Mapping[tuple[str | int, ...], Any]) -> tuple[Decoder, list[str]]:
-    """Return the module with its parameters (or their types), and their dotted names in the order of the flat tuple."""
+    """Return the module with parameters or their types, and dotted names in flat order."""
     graph, state = nnx.split(abstract)
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(state))
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
     names = [jax.tree_util.keystr(path, simple=True, separator=".").removesuffix(".value") for path in paths]
     # Merging a nested state would keep its arrays alive in a reference cycle after the model is gone.
-    whole = nnx.statelib.FlatState([(path, one.replace(arrays[path])) for path, one in flat], sort=True)
-    return nnx.merge(graph, whole), names
+    filled = nnx.statelib.FlatState([(path, variable.replace(arrays[path])) for path, variable in flat], sort=True)
+    return nnx.merge(graph, filled), names

@@ -42,7 +42,7 @@ class EngineConfig:
     Attributes:
         lanes: maximum number of sequences that are computed at the same time.
         context: maximum length of a sequence; None for min(4096, the model's max_position_embeddings).
-        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype in which most bytes of the
+        dtype: "bfloat16", "float16" or "float32" for the matrices; None for the dtype of most bytes of the
             checkpoint are stored, also against config.json (a warning counts the other tensors). "float32" computes
             every product in full float32, also on devices that would use TF32 by default.
         certify: "error": a step without a proof of isolation, or with a failed audit, raises IsolationError or
@@ -207,7 +207,7 @@ class ResolvedConfig(EngineConfig):
     """Options of one engine: None is replaced by the value for the model; see `EngineConfig.resolved`.
 
     Attributes:
-        widths: tokens of a lane in a prefill or scoring step, the widest first; `chunk` only if there are none.
+        widths: tokens of a lane in a prefill or scoring step, the widest first; `chunk` only if this is empty.
     """
 
     context: int = DEFAULT_CONTEXT

@@ -49,8 +49,8 @@ class Decoding:
     Args:
         engine: runs the steps.
         processor: changes the logits of each lane before sampling.
-        speculation: decides what is drafted; None never drafts.
-        probing: what requests read and change inside the model; None for nothing.
+        speculation: the choice of drafts; None never drafts.
+        probing: reads and changes inside the model; None without any.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Decoding:
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
 
     def read_and_change(self, probing: Probing) -> None:
-        """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
+        """Enable reads and changes inside the model; raise ValueError if the session drafts."""
         if self._speculation is not None:
             raise ValueError(
                 "hidden_states, states, interventions: expected a session that drafts nothing; open it with "
@@ -81,27 +81,28 @@ class Decoding:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
     def prepare(self, prefill_lanes: int, sequences: list[ActiveSequence], top: int | None) -> None:
-        """Compile the steps that follow a prefill, in threads, while the prefill itself is compiled and runs."""
+        """Compile the steps after a prefill in threads, during the prefill."""
         engine = self._engine
         # With drafts the next step is known once there are tokens.
         if (
-            self._speculation is None
+            engine.runner.compiles_ahead
+            and self._speculation is None
             and all(sequence.probe is None for sequence in sequences)
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
             lanes = engine.bucket(len(sequences), engine.lanes)
             step = Shape("generate", lanes, 1, top, self._processor, **expected_changes(sequences))
-            engine.prepare((CopyShape(prefill_lanes, lanes), step))
+            engine.programs.prepare((CopyShape(prefill_lanes, lanes), step), engine.example_arguments)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        """Whether the next step of these sequences can be decided only once all their sampled tokens have been read."""
+        """Whether the next step of these sequences depends on tokens that are not read yet."""
         return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
     def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
-        """Dispatch the next step, which reports `top` log-probabilities for each token."""
+        """Dispatch the next step, with `top` log-probabilities for each token."""
         speculation = self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):
@@ -132,7 +133,7 @@ class Decoding:
     def _generate(
         self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int
     ) -> DispatchedStep:
-        """Dispatch a step that samples one token per lane, followed by `mtp_drafts` drafts of the model's MTP head."""
+        """Dispatch a step with one sampled token and `mtp_drafts` drafts per lane."""
         engine = self._engine
         consumed = [0 if sequence is None else sequence.consumed for sequence in lanes]
         positions, blocks = np.array(consumed, np.int32), self._blocks(max(consumed) + 1, mtp_drafts)
@@ -191,7 +192,7 @@ class Decoding:
         return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)
 
     def _blocks(self, end: int, mtp_drafts: int) -> np.ndarray:
-        """Return `kv_blocks` of a step whose lanes end at position `end` and that drafts `mtp_drafts` tokens after it.
+        """Return `kv_blocks` of a step with lanes up to position `end` and `mtp_drafts` drafts.
 
         Drafts past the context are never used.
         """
@@ -210,13 +211,13 @@ def _active_lanes(lanes: list[ActiveSequence | None]) -> list[tuple[ActiveSequen
 
 
 def append_token(sequence: ActiveSequence, sampled: SampledTokens, place: tuple[int, ...]) -> None:
-    """Append the outputs of a step (NumPy arrays) at `place`: a lane, or a lane and one of its tokens."""
-    asked = sequence.request.params.logprobs
+    """Append the outputs of a step, NumPy arrays, at [lane] or [lane, token]."""
+    count = sequence.request.params.logprobs
     sequence.generated.append(int(sampled.token[place]))
-    if asked is not None and sampled.logprob is not None:
+    if count is not None and sampled.logprob is not None:
         sequence.logprobs.append(float(sampled.logprob[place]))
-    if asked and sampled.top_tokens is not None and sampled.top_logprobs is not None:
+    if count and sampled.top_tokens is not None and sampled.top_logprobs is not None:
         best = zip(
-            sampled.top_tokens[place][:asked].tolist(), sampled.top_logprobs[place][:asked].tolist(), strict=True
+            sampled.top_tokens[place][:count].tolist(), sampled.top_logprobs[place][:count].tolist(), strict=True
         )
         sequence.top_logprobs.append(dict(best))

@@ -1,6 +1,6 @@
-"""The engine: parameters, compiled programs, and pools of rows that runs borrow.
+"""The engine: parameters, compiled programs, and pools of rows for runs.
 
-More than 300 lines: one class, whose parts share its parameters and pools.
+More than 300 lines: one class with parts that share its parameters and pools.
 """
 
 import math
@@ -35,7 +35,7 @@ from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Move, OneProcess, PoolStep, Runner
-from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape, lane_bucket
+from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
@@ -49,15 +49,14 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_ROWS = 4
-"""Maximum rows of the prefill pool, in which prompts and texts are prefilled, a chunk of each at a time. Four chunks
-are enough rows for full matmul throughput, and few enough that decoding sequences do not wait long."""
+"""Maximum rows of the prefill pool: enough for full matmul throughput, few enough for decoding sequences."""
 
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
 
 class RequestQueue(Protocol):
-    """The requests of a session: those that wait for a row, and those that have one."""
+    """The requests of a session, with a row and without."""
 
     @property
     def waiting(self) -> Sized:
@@ -94,8 +93,9 @@ class Engine:
         hidden_size: width of the residual stream.
         params: parameters of the model, as every step takes them.
         prefill_rows: rows of the prefill pool.
+        prefill_sizes: sizes of the prefill pool, for one sequence and for all.
         row_arrays: makes the arrays of rows.
-        runner: runs the steps, and reads what they return.
+        runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
         queues: of the open sessions.
@@ -141,6 +141,10 @@ class Engine:
         self.after_step: StepHook | None = None
         self.finished: FinishedTexts | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
+        # A pool between them would save less time than its steps take to compile.
+        self.prefill_sizes = sorted(
+            {self.bucket(1, self.prefill_rows), self.bucket(self.prefill_rows, self.prefill_rows)}
+        )
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self._idle_pools: dict[str, RowPool] = {}
@@ -171,7 +175,7 @@ class Engine:
         Raises:
             RuntimeError: requests are waiting or running.
         """
-        count = sum(len(one.waiting) + len(one.joined) for one in self.queues)
+        count = sum(len(queue.waiting) + len(queue.joined) for queue in self.queues)
         if count:
             raise RuntimeError(
                 f"{count} requests of open sessions are not finished, expected none while weights are replaced; finish "
@@ -188,7 +192,7 @@ class Engine:
             )
 
     def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: Fingerprint) -> None:
-        """Use other parameters of the same shapes and dtypes; states of the model as it was are no longer accepted."""
+        """Use other parameters of the same shapes and dtypes, and refuse earlier states."""
         self.params = params
         self._model = fingerprint
         for name in ("kind", "moves"):
@@ -220,7 +224,7 @@ class Engine:
     @property
     def row_bytes_on_a_device(self) -> int:
         """Bytes of one row, on each device that has a part of it."""
-        return bytes_on_a_device(self._abstract(self.placement.data))
+        return bytes_on_a_device(self.row_arrays.abstract(self.placement.data, self.context))
 
     @property
     def mtp_drafts(self) -> int:
@@ -236,10 +240,6 @@ class Engine:
     def new_rows(self, count: int) -> Rows:
         """Allocate `count` rows of zero state."""
         return self.row_arrays.zeros(count, self.context)
-
-    def _abstract(self, count: int) -> Rows:
-        """ShapeDtypeStructs of `count` rows."""
-        return self.row_arrays.abstract(count, self.context)
 
     def new_pool(self, count: int) -> RowPool:
         """Allocate a pool of `count` rows of zero state."""
@@ -263,30 +263,21 @@ class Engine:
         rows, longer = (self.row_arrays.abstract(1, context) for context in contexts)
         return StateKind(self._model, self.dtype, self.context, layout_of(rows, longer, self.placement))
 
-    def bucket(self, count: int, most: int) -> int:
-        """Return the pool size for `count` sequences: the next power of two per device, at most `most` in total."""
+    def bucket(self, count: int, limit: int) -> int:
+        """Return the pool size for `count` sequences: a power of two per device, limited."""
         devices = self.placement.data
-        return max(devices * lane_bucket(-(-count // devices), most // devices), self._min_rows)
+        return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
 
-    def buckets(self, most: int) -> list[int]:
-        """Return all sizes of a pool of at most `most` rows."""
-        return sorted({self.bucket(count, most) for count in range(1, most + 1)})
-
-    @property
-    def prefill_sizes(self) -> tuple[int, ...]:
-        """Sizes of the prefill pool: for one sequence, and for all.
-
-        A pool between them would save less time than its steps take to compile.
-        """
-        most = self.prefill_rows
-        return tuple(sorted({self.bucket(1, most), self.bucket(most, most)}))
+    def buckets(self, limit: int) -> list[int]:
+        """Return all sizes of a pool of at most `limit` rows."""
+        return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
 
     def prefill_size(self, count: int) -> int:
         """Return the size of the prefill pool for `count` sequences."""
         return next(size for size in self.prefill_sizes if size >= count)
 
     def borrow(self, use: Literal["prefill", "decode"], size: int) -> RowPool:
-        """Return a pool of `size` free rows: the one that an earlier run gave back, or a new one.
+        """Return a pool of `size` free rows, idle since an earlier run or new.
 
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
         """
@@ -299,7 +290,7 @@ class Engine:
         return self.new_pool(size)
 
     def give_back(self, use: Literal["prefill", "decode"], pool: RowPool) -> None:
-        """Keep a pool for the next run, unless a step was interrupted while it had the rows."""
+        """Keep a pool for the next run, unless an interrupted step has its rows."""
         if pool.whole:
             self._idle_pools[use] = pool
 
@@ -315,7 +306,7 @@ class Engine:
         owners: Sequence[Any],
         counts: np.ndarray | None,
     ) -> Any:
-        """Dispatch a step on the rows of a pool; returns its outputs, which may not have been computed yet.
+        """Dispatch a step on the rows of a pool and return its pending outputs.
 
         Args:
             shape: the program.
@@ -353,14 +344,6 @@ class Engine:
         step = Move(CopyShape(source.size, target.size), target, source, (read, write))
         self.runner.move(step, self.example_arguments)
 
-    def edit(self, shape: EditShape, pool: RowPool, operand: Any) -> None:
-        """Dispatch a step that changes states of the rows of a pool; see `hybridlm.steps.edit`."""
-        self.runner.edit(shape, self.example_arguments, pool, operand)
-
-    def prepare(self, shapes: Sequence[AnyShape]) -> None:
-        """Load or compile programs in threads that are needed soon, where the runner can; see `Programs.prepare`."""
-        self.runner.prepare(shapes, self.example_arguments)
-
     def program(self, shape: AnyShape) -> CompiledStep:
         """Return the program of a shape, compiled on first use.
 
@@ -370,20 +353,17 @@ class Engine:
         return self.programs.in_full(shape, self.example_arguments)
 
     def planned(self, shape: AnyShape) -> PlannedStep:
-        """Return the proof and the scratch plan of a shape's step, without compiling it; parameters may be abstract.
+        """Return the proof and the scratch plan of a step without compilation.
 
         Raises:
             IsolationError: the step is refused.
         """
         return self.programs.planned(shape, self.example_arguments(shape))
 
-    def forget(self, owner: Any) -> None:
-        """Drop the record of a sequence or text that has ended."""
-        self.runner.forget(owner)
-
     def example_arguments(self, shape: AnyShape) -> tuple[Any, ...]:
         """Return example arguments of a program, with rows as ShapeDtypeStructs."""
         if isinstance(shape, PartShape):
             return self.moves.example_arguments(shape)
+        rows = partial(self.row_arrays.abstract, context=self.context)
         model = self.programs.structure, self.hidden_size, self.vocab_size
-        return example_arguments(shape, self.params, self._abstract, self.placement, *model)
+        return example_arguments(shape, self.params, rows, self.placement, *model)

@@ -1,4 +1,4 @@
-"""Inputs of users, checked against a model: prompts, texts and settings become requests and token ids."""
+"""Prompts, texts and settings of users become checked requests and token ids."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,10 @@ class Inputs:
         return min(self.vocab_size, MAX_LOGPROBS)
 
     def encode(self, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of one item, which fit the context; raises TypeError or ValueError that names it."""
+        """Return the token ids of one item; raise TypeError or ValueError with its name.
+
+        They fit the context.
+        """
         ids = self.token_ids(item, where)
         check_length(ids, where, self.context)
         return ids
@@ -61,18 +64,18 @@ class Inputs:
                 )
         return ids
 
-    def encode_all(self, items: Any, what: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
+    def encode_all(self, items: Any, name: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
         """Return the token ids of every item of a list; raises as `encode`.
 
         They fit the context, unless `of_any_length`.
         """
-        named = [(item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
+        named = [(item, f"{name}[{i}]") for i, item in enumerate(to_items(items, name))]
         if of_any_length:
             return [self.token_ids(item, where) for item, where in named]
         return [self.encode(item, where) for item, where in named]
 
     def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of a prefix followed by one item, which fit the context together; the item may be empty.
+        """Return the token ids of a prefix and an item, together within the context.
 
         Text is encoded separately from the prefix and without the tokenizer's special tokens.
 
@@ -84,14 +87,14 @@ class Inputs:
         check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context)
         return ids
 
-    def continuations(self, prefix: Any, items: Any, what: str) -> list[tuple[int, ...]]:
-        """Return the token ids of a prefix followed by each item of a list, none of them empty; raises as `after`."""
+    def continuations(self, prefix: Any, items: Any, name: str) -> list[tuple[int, ...]]:
+        """Return the token ids of a prefix and each item, not empty; raise as `after`."""
         self.require_prefix(prefix)
-        found = [self.after(prefix, item, f"{what}[{i}]") for i, item in enumerate(to_items(items, what))]
-        for i, ids in enumerate(found):
+        prompts = [self.after(prefix, item, f"{name}[{i}]") for i, item in enumerate(to_items(items, name))]
+        for i, ids in enumerate(prompts):
             if len(ids) == len(prefix):
-                raise ValueError(f"{what}[{i}]: is empty; at least one token is needed behind the prefix")
-        return found
+                raise ValueError(f"{name}[{i}]: is empty; at least one token is needed behind the prefix")
+        return prompts
 
     def require_prefix(self, prefix: Any) -> None:
         """Check that the model can continue a prefix.
@@ -122,7 +125,7 @@ class Inputs:
             n: requests for each prompt.
             params: for all prompts, or one for each.
             prefix: common beginning of all prompts.
-            settings: fields that override those of `params`, for all prompts or lists with a value for each.
+            settings: fields that override `params`, for all prompts or lists with a value for each.
 
         Raises:
             TypeError, ValueError: names the prompts, the settings or both; of lists all faults.
@@ -141,7 +144,7 @@ class Inputs:
         return requests
 
     def _resolve_all(self, params: Sequence[SamplingParams]) -> list[ResolvedParams]:
-        """Return the checked settings of each prompt; raises ValueError with all faults, at most 40 in full."""
+        """Return the checked settings of each prompt; raise ValueError with all faults, 40 in full."""
         resolved, faults = list[ResolvedParams](), list[str]()
         for i, settings in enumerate(params):
             try:

@@ -1,4 +1,4 @@
-"""Admission of a model by memory, before anything large is allocated: weights, rows, scratch, prefix cache per device.
+"""Admission of a model by memory per device: weights, rows, scratch and prefix cache.
 
 A model that does not fit is refused at load with `InsufficientMemory`. Sequences need no check: rows are fixed.
 """
@@ -23,7 +23,7 @@ from models import KV_BLOCK, Decoder, Weight
 
 
 class InsufficientMemory(ValueError):
-    """Weights, rows and scratch exceed the device's memory; the message has the arithmetic and what would fit."""
+    """Weights, rows and scratch exceed the device's memory; the message has the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Demand:
         )
 
     def _would_fit(self, available: int) -> str:
-        left = available - self.weights - self.scratch - self.prefix_cache
+        remaining = available - self.weights - self.scratch - self.prefix_cache
         lanes = max(
-            (n for n in range(1, self.lanes) if (n + min(n, self.prefill_rows)) * self.row(self.context) <= left),
+            (n for n in range(1, self.lanes) if (n + min(n, self.prefill_rows)) * self.row(self.context) <= remaining),
             default=0,
         )
         contexts = range(KV_BLOCK, self.context, KV_BLOCK)
-        context = max((c for c in contexts if (self.lanes + self.prefill_rows) * self.row(c) <= left), default=0)
+        context = max((c for c in contexts if (self.lanes + self.prefill_rows) * self.row(c) <= remaining), default=0)
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
         options += (
@@ -104,10 +104,10 @@ def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
     """
     devices = placement.local_devices
     if devices[0].platform != "cpu":
-        return min((left for left in map(_left_on, devices) if left is not None), default=None)
-    found = [_meminfo(), _control_group()]
-    least = min((number for number in found if number is not None), default=None)
-    return None if least is None else least // len(devices)
+        return min((remaining for remaining in map(_left_on, devices) if remaining is not None), default=None)
+    limits = [_meminfo(), _control_group()]
+    smallest = min((number for number in limits if number is not None), default=None)
+    return None if smallest is None else smallest // len(devices)
 
 
 def _left_on(device: Any) -> int | None:
@@ -145,13 +145,13 @@ def weight_bytes(
     placement: Placement,
     packed: Mapping[ParameterPath, PackedLayout] = MappingProxyType({}),
 ) -> int:
-    """Return the bytes of the parameters on each device; virtual devices of a CPU share what they have in common."""
-    together = len(placement.local_devices) if placement.platform == "cpu" else 1
+    """Return the bytes of the parameters per device; virtual CPU devices share common bytes."""
+    sharing = len(placement.local_devices) if placement.platform == "cpu" else 1
     total = 0
-    for one in weights:
-        own, stored = shards[one.path], jnp.dtype("float32" if one.float32 else dtype)
-        local = packed[one.path].local_bytes() if one.path in packed else own.local_bytes(stored)
-        total += local * (own.distinct if together > 1 else 1) // together
+    for weight in weights:
+        layout, stored = shards[weight.path], jnp.dtype("float32" if weight.float32 else dtype)
+        local = packed[weight.path].local_bytes() if weight.path in packed else layout.local_bytes(stored)
+        total += local * (layout.distinct if sharing > 1 else 1) // sharing
     return total
 
 
@@ -180,13 +180,13 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
 
 
 def admit_steps(engine: Engine, demand: Demand) -> None:
-    """Check that the steps' scratch fits too, if rows take most of what is left; called before any pool is allocated.
+    """Check the scratch of the steps before any pool is allocated.
 
     Raises:
-        InsufficientMemory: the scratch of the largest steps does not fit beside weights and rows.
+        InsufficientMemory: weights, rows and the scratch of the largest steps do not fit together.
     """
-    left = available_memory(engine.placement)
-    if left is None or 2 * (demand.rows + demand.prefix_cache) < left:
+    remaining = available_memory(engine.placement)
+    if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:
         return
     largest = [Shape("generate", engine.prefill_rows, engine.chunk), Shape("generate", engine.lanes, 1)]
     if engine.speculate is not None:
@@ -194,4 +194,4 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     scratch = max(
         engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
     )
-    replace(demand, scratch=scratch).require(left + demand.weights)
+    replace(demand, scratch=scratch).require(remaining + demand.weights)

@@ -48,12 +48,12 @@ class Prefix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its state on the device, which are freed with the prefix."""
+        """Bytes of its state on the device, freed with the prefix."""
         return self.snapshot.nbytes
 
 
 def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
-    """Prefill all tokens but the last in a row of their own, a chunk in each step.
+    """Prefill all tokens except the last in a separate row, a chunk per step.
 
     Raises:
         NumericalError: the logits after them are not numbers.
@@ -81,7 +81,7 @@ def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
         token = engine.run(Shape.of(inputs), pool, inputs, owners=owners, counts=np.asarray(batch.lengths)).token
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
-    engine.forget(slot)
+    engine.runner.forget(slot)
     if engine.runner.read(token)[lane] >= engine.vocab_size:
         raise NumericalError("prefix", len(consumed))
     return snapshot

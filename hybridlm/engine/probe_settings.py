@@ -1,4 +1,4 @@
-"""Arguments of `score` and `generate` about the inside of the model, checked against a model and its sequences."""
+"""Reads and changes inside the model: arguments of `score` and `generate`, checked against a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class ProbeSettings:
         positions: tokens at which hidden states and states are read, counted among all that the model reads: "last" or
             "all". For `LM.score` also a list of indices or a bool mask, or one of these for each score.
         states: read recurrent states and the inputs of convolutions after each of these tokens.
-        capture_to: folder to create for a safetensors file of each score or completion, to which arrays are written
+        capture_to: folder to create for a safetensors file of each score or completion, with arrays written
             while they are computed, or the name of a Parquet file (`.parquet`) with a row for each position that is
             read; `captured` is None then. None keeps the arrays in memory.
         interventions: changes: a list of `Intervention` for all texts, or one for each score or prompt.
@@ -53,7 +53,7 @@ class ProbeSettings:
         return not nothing or self.states is not False
 
     def check(self) -> None:
-        """Check what depends on nothing else; raises ValueError."""
+        """Raise ValueError for settings that are wrong for every model."""
         if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
 
@@ -140,10 +140,10 @@ class ProbeSettings:
 
 
 def folder_for(capture_to: Any) -> Path | None:
-    """Make the folder for what is read; None for none.
+    """Make the folder for captured arrays; None without a folder.
 
     Raises:
-        ValueError: its name is that of a table.
+        ValueError: it has the name of a table.
         FileExistsError, OSError: it exists, or cannot be made.
     """
     if capture_to is None:

@@ -144,7 +144,7 @@ class Probing:
         for turn in range(max(map(len, edits.values()), default=0)):
             changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(pool.size)]
             inputs = edit_inputs([next(iter(change), None) for change in changes], self._types, self._orders)
-            self._engine.edit(EditShape(pool.size), pool, inputs)
+            self._engine.runner.edit(EditShape(pool.size), self._engine.example_arguments, pool, inputs)
 
     def take(
         self, sequence: Any, reads: StepReads | None, hidden_states: Sequence[np.ndarray] | None, lane: int

@@ -1,4 +1,4 @@
-"""The scheduler: continuous batching, in which sequences join, are prefilled, decode, and leave at any step.
+"""The scheduler: continuous batching. Sequences join, prefill, decode and leave at any step.
 
 A sequence waits for admission, then is prefilled in a row of the prefill pool, then decodes in a row of the decode pool
 until it ends. Prompts are prefilled chunk by chunk (chunked prefill). A prefill step has priority over a decode step,
@@ -42,8 +42,8 @@ class Scheduler:
     Args:
         engine: runs the steps.
         processor: changes the logits of each lane before sampling.
-        speculation: decides what is drafted; None never drafts.
-        probing: what requests read and change inside the model; None for nothing.
+        speculation: the choice of drafts; None never drafts.
+        probing: reads and changes inside the model; None without any.
 
     Attributes:
         waiting: sequences without a row, as a heap of (-priority, order of arrival, sequence).
@@ -68,7 +68,7 @@ class Scheduler:
         engine.queues.add(self)
 
     def read_and_change(self, probing: Probing) -> None:
-        """Let requests read and change something inside the model; raises ValueError if drafts may be made."""
+        """Enable reads and changes inside the model; raise ValueError if the session drafts."""
         self._decoding.read_and_change(probing)
         self._probing = probing
 
@@ -84,13 +84,13 @@ class Scheduler:
         self._arrived += 1
 
     def leave(self, sequence: ActiveSequence) -> None:
-        """Remove a sequence that ends; a step in flight only touches its own row, which the next holder overwrites."""
+        """Remove a sequence that ends; a step in flight may still write its row."""
         self.waiting = [entry for entry in self.waiting if entry[2] is not sequence]
         heapq.heapify(self.waiting)
         if sequence.finish_reason == "stop" and sequence in self.decoding and self._decode_pool is not None:
             self._cache_state(sequence, self._decode_pool)  # the next turn of a conversation continues it
         self._release(sequence)
-        self._engine.forget(sequence)
+        self._engine.runner.forget(sequence)
 
     def next(self) -> DispatchedStep | None:
         """Dispatch the next step; None if no sequence has anything left to compute."""
@@ -110,7 +110,7 @@ class Scheduler:
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether the next step can be decided only once all tokens of the previous steps have been read."""
+        """Whether the next step depends on tokens that are not read yet."""
         return not self._prefills_next and self._decoding.needs_tokens(self.decoding)
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
         self._release_finished(dispatched)
 
     def invalidate(self, sequence: ActiveSequence) -> None:
-        """Remove the cached states of a sequence with wrong results, so that no other sequence continues them."""
+        """Remove the cached states of a sequence with wrong results."""
         if self._engine.prefix_cache is not None:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
@@ -136,7 +136,7 @@ class Scheduler:
         self._prefill_pool = self._decode_pool = None
 
     def check_integrity(self) -> None:
-        """Check that every row is free or held by one sequence, and every sequence is in one queue.
+        """Check that each row has at most one sequence and each sequence one queue.
 
         Raises:
             SlotError: with everything that is wrong.
@@ -171,7 +171,7 @@ class Scheduler:
             self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
-        """Give rows of the prefill pool to waiting sequences, as long as each will find a lane to decode in."""
+        """Give rows of the prefill pool to waiting sequences, up to the free decode lanes."""
         engine = self._engine
         room = engine.lanes - len(self.joined)
         if not self.waiting or not room:
@@ -186,7 +186,7 @@ class Scheduler:
             self._restore_prefix(sequence, pool)
 
     def _fit_prefill_pool(self, count: int) -> RowPool:
-        """Return the prefill pool, moved to the size for `count` sequences: idle rows take as long as real ones."""
+        """Return the prefill pool, resized for `count` sequences: idle rows cost time."""
         engine, pool, size = self._engine, self._prefill_pool, self._engine.prefill_size(count)
         if pool is not None and pool.size != size and not self.prefilling:
             engine.give_back("prefill", pool)
@@ -198,23 +198,23 @@ class Scheduler:
         self._prefill_pool = pool
         return pool
 
-    def _next_waiting(self, most: int) -> list[ActiveSequence]:
+    def _next_waiting(self, limit: int) -> list[ActiveSequence]:
         """Return the sequences that join next.
 
         A sequence is held back while one of these is prefilling a prefix that both have in common.
         """
-        cache, joining, held = self._engine.prefix_cache, list[ActiveSequence](), []
-        for _ in range(min(most, self._engine.prefill_rows - len(self.prefilling))):
+        cache, joining, delayed = self._engine.prefix_cache, list[ActiveSequence](), []
+        for _ in range(min(limit, self._engine.prefill_rows - len(self.prefilling))):
             entry = heapq.heappop(self.waiting)
             request = entry[2].request
             if cache is None or not entry[2].shares_states:
                 joining.append(entry[2])
             elif cache.should_wait(request.prompt, self.prefilling + joining):
-                held.append(entry)
+                delayed.append(entry)
             else:
                 entry[2].stops = cache.stops(request.prompt, cache.cached_length(request.prompt, request.start))
                 joining.append(entry[2])
-        for entry in held:
+        for entry in delayed:
             heapq.heappush(self.waiting, entry)
         return joining
 
@@ -229,7 +229,7 @@ class Scheduler:
                 sequence.consumed = engine.moves.restore(start, prefill_pool, sequence.slot, prompt, owner=sequence)
 
     def _prefill(self) -> DispatchedStep:
-        """Dispatch the next chunk of every prompt in the prefill pool; those that are done move to the decode pool."""
+        """Dispatch the next chunk of every prompt; move finished prompts to the decode pool."""
         engine, pool = self._engine, self._fit_prefill_pool(len(self.prefilling))
         sequences = self._one_kind(self.prefilling)
         lanes = self._by_lane(pool, sequences)
@@ -261,7 +261,7 @@ class Scheduler:
         return DispatchedStep(sampled, sampling, reads=reads)
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
-        """Return those of some sequences that step next: with probes, or without, in turn where there are both.
+        """Return the sequences of the next step: with probes or without, in turn.
 
         Requests without probes keep the bits of the plain step in this way. The other lanes are idle meanwhile.
         """
@@ -272,7 +272,7 @@ class Scheduler:
         return probed if self._probed_turn else [sequence for sequence in sequences if sequence.probe is None]
 
     def _cache_state(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Cache the state of a sequence's row, as the dispatched steps leave it, for prompts that continue it."""
+        """Cache the state of a sequence's row after the dispatched steps."""
         cache, tokens = self._engine.prefix_cache, (*sequence.request.prompt, *sequence.generated)
         if cache is None or sequence.slot is None or not pool.settled or not sequence.shares_states:
             return
@@ -281,7 +281,7 @@ class Scheduler:
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence, prefill_pool: RowPool) -> None:
-        """Move a sequence from the prefill pool to the decode pool, or out if its first token is its last."""
+        """Move a sequence to the decode pool, or release it after its only token."""
         if not sequence.remaining(self._engine.context):
             self._release(sequence)
             return
@@ -317,7 +317,7 @@ class Scheduler:
             self._resize(size)
 
     def _shrink(self) -> None:
-        """Move to a smaller decode pool if the rest of the run is long enough to pay for it."""
+        """Move to a smaller decode pool if the remaining steps save enough."""
         pool, size = self._decode_pool, self._engine.bucket(len(self.decoding), self._engine.lanes)
         if pool is None or not self.decoding or self.waiting or size == pool.size:
             return
@@ -331,7 +331,7 @@ class Scheduler:
         self._decode_pool = self._moved(self._decode_pool, size, self.decoding)
 
     def _moved(self, pool: RowPool, size: int, sequences: list[ActiveSequence]) -> RowPool:
-        """Move the sequences of a pool to a new pool of `size` rows, and return the new pool."""
+        """Move the sequences of a pool to a new pool of `size` rows."""
         new = self._engine.new_pool(size)
         for sequence in sequences:
             assert sequence.slot is not None

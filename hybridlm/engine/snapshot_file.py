@@ -1,4 +1,4 @@
-"""A snapshot in a safetensors file: the tokens of its sequence, its label, and the arrays.
+"""Snapshots in safetensors files: tokens, label and arrays.
 
 Keys and values are written for the positions that the state has seen; all other arrays are written whole. The metadata
 have `format`, `label` and `token_ids` (JSON) and `sha256`, a hash of these and of the arrays. The hash detects
@@ -34,7 +34,7 @@ FORMAT = "hybridlm snapshot 2"
 
 
 def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> None:
-    """Write the state after all tokens but the last; the file appears once it is complete.
+    """Write the state after all tokens except the last, atomically.
 
     Raises:
         SnapshotError: the state has not seen these tokens.
@@ -53,10 +53,10 @@ def save_snapshot(path: Path, tokens: tuple[int, ...], snapshot: Snapshot) -> No
 def load_snapshot(
     engine: Engine, path: Path, to_tokens: Callable[[Any, str], tuple[int, ...]]
 ) -> tuple[tuple[int, ...], Snapshot]:
-    """Read a file of `save_snapshot`: the tokens, and the state after all of them but the last.
+    """Read tokens and state from a file of `save_snapshot`.
 
     Raises:
-        SnapshotError: no such file, damaged, or of another model; says what was expected and found.
+        SnapshotError: no such file, damaged, or of another model; has the expected and the actual value.
         TypeError, ValueError: token ids outside the vocabulary, or more than the context holds.
     """
     engine.placement.require_one_process("load_prefix")
@@ -82,7 +82,7 @@ def load_snapshot(
 
 
 def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
-    """Return a label as JSON, without the epoch, which a reader cannot know."""
+    """Return a label as JSON without its epoch, unknown to readers."""
     return {
         "model": str(kind.model),
         "dtype": kind.dtype,
@@ -93,9 +93,11 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
     }
 
 
-def _layout(one: ArrayLayout) -> list[Any]:
-    """Return an array's layout as JSON; arrays in the model's own order are written without the number of devices."""
-    return [one.path, list(one.shape), one.dtype, one.positions] + ([one.devices] if one.devices > 1 else [])
+def _layout(array: ArrayLayout) -> list[Any]:
+    """Return an array's layout as JSON; device count only for reordered arrays."""
+    return [array.path, list(array.shape), array.dtype, array.positions] + (
+        [array.devices] if array.devices > 1 else []
+    )
 
 
 def _cut(layout: ArrayLayout, position: int) -> tuple[int, ...]:
@@ -108,20 +110,20 @@ def _types(layout: tuple[ArrayLayout, ...], position: int) -> Types:
 
 
 def _arrays(snapshot: Snapshot) -> list[np.ndarray]:
-    """Return the arrays of a state as they are written, in the order of the layout."""
+    """Return the arrays of a state for the file, in layout order."""
     if snapshot.state is None:
         return []
     state = iter(jax.device_get(snapshot.state.arrays))
     spans = [(jax.device_get(buffers.arrays), first, first + count) for buffers, first, count in snapshot.spans]
-    found, grown = [], 0
-    for one in snapshot.label.kind.layout:
-        if one.positions is None:
-            found.append(next(state)[0])
+    results, grown = [], 0
+    for layout in snapshot.label.kind.layout:
+        if layout.positions is None:
+            results.append(next(state)[0])
         else:
-            whole = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
-            found.append(np.ascontiguousarray(np.moveaxis(whole, 0, one.positions)))
+            positions = np.concatenate([arrays[grown][0, first:end] for arrays, first, end in spans])
+            results.append(np.ascontiguousarray(np.moveaxis(positions, 0, layout.positions)))
             grown += 1
-    return found
+    return results
 
 
 def _hash(metadata: Mapping[str, str], arrays: Iterator[np.ndarray]) -> str:

@@ -1,8 +1,7 @@
-"""Decides whether the next step of the decode pool verifies drafts, and which ones.
+"""Speculation: the choice of drafts for the next step of the decode pool.
 
-Drafts never change what is sampled, only the speed. A step that verifies takes longer than one that samples a token per
-lane, and yields more tokens if drafts are right. Both are measured: the times of the steps as they run, and how often
-each sequence's drafts were right.
+Drafts never change the sampled tokens, only the speed. A verifying step takes longer than a sampling step, and yields
+more tokens if drafts are right. Both are measured: the times of steps, and each sequence's rate of right drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +83,7 @@ class Speculation:
         return proposed if self._should_verify(lanes, proposed) else None
 
     def mtp_draft_count(self, lanes: Sequence[ActiveSequence | None], verifying: bool) -> int:
-        """Return the number of tokens that the MTP head drafts in the next step, for the one after it to verify.
+        """Return the number of MTP drafts in the next step, verified in a later step.
 
         Args:
             lanes: the sequences.
@@ -97,18 +96,18 @@ class Speculation:
         return self.tokens if verifying or self._mtp_next else 0
 
     def _should_propose(self, lanes: Sequence[ActiveSequence | None]) -> bool:
-        """Whether the MTP head should draft in a step none of whose lanes has drafts."""
+        """Whether the MTP head should draft in a step without drafts."""
         asking = [
             s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes
         ]
         if self.always or not any(asking):
             return self.always
         return self.times.measured(self.steps(len(lanes))[0]) and self._should_verify(
-            lanes, [(0,) * self.tokens if one else () for one in asking]
+            lanes, [(0,) * self.tokens if drafting else () for drafting in asking]
         )
 
     def _should_verify(self, lanes: Sequence[ActiveSequence | None], drafts: list[tuple[int, ...]]) -> bool:
-        """Whether to verify drafts: they are expected to pay, or their time has to be measured."""
+        """Whether to verify drafts: for speed, or to measure their time."""
         if not self.times.measured(self.steps(len(lanes))[1]) or self._pays(lanes, drafts, self.cost(len(lanes))):
             self._refused = MIN_WAIT
             return True
@@ -116,11 +115,11 @@ class Speculation:
         return self._wait > REMEASURE_AFTER
 
     def steps(self, lanes: int) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-        """Return the keys of the two steps of a pool in `StepTimes`: kind, lanes, MTP drafts."""
+        """Return the `StepTimes` keys of sampling and verifying: kind, lanes, MTP drafts."""
         return ("generate", lanes, 0), ("verify", lanes, self.tokens if self._head else 0)
 
     def cost(self, lanes: int) -> float:
-        """Return the time of a step that verifies relative to one that samples; both have been measured."""
+        """Return the time of a verifying step relative to a sampling step, both measured."""
         plain, verify = self.steps(lanes)
         return self.times.min_seconds(verify) / self.times.min_seconds(plain)
 
@@ -140,8 +139,8 @@ class Speculation:
         drafting = sequence.drafting
         if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
             return ()
-        most = min(self.tokens, sequence.remaining(context) - 1)
-        drafts = drafting.propose(sequence.generated, most, self._vocab_size)
+        limit = min(self.tokens, sequence.remaining(context) - 1)
+        drafts = drafting.propose(sequence.generated, limit, self._vocab_size)
         return drafts if sequence.grammar is None else drafts[: sequence.grammar.allowed(drafts)]
 
     def _pays(self, lanes: Sequence[ActiveSequence | None], proposed: list[tuple[int, ...]], cost: float) -> bool:

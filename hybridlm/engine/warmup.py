@@ -29,17 +29,17 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
         engine.programs.compiled(shape, engine.example_arguments)
         return str(shape), time.perf_counter() - start
 
-    with counting_progress(progress, "compiling", len(shapes)) as done, ThreadPoolExecutor(cores()) as pool:
+    with counting_progress(progress, "compiling", len(shapes)) as report, ThreadPoolExecutor(cores()) as pool:
         # Model steps take longest and come first; the moves of rows fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:
-            for one in as_completed(waiting):
-                name, took = one.result()
+            for future in as_completed(waiting):
+                name, took = future.result()
                 seconds[name] = took
-                done(len(seconds), name)
+                report(len(seconds), name)
         finally:
-            for one in waiting:
-                one.cancel()
+            for future in waiting:
+                future.cancel()
     slow = [f"{name}: {took:.0f} s" for name, took in seconds.items() if took > COMPILE_SECONDS]
     if slow:
         warnings.warn(
@@ -51,7 +51,7 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
 
 
 def first_shapes(engine: Engine) -> list[AnyShape]:
-    """Return the steps that a call of `generate` needs first: those of all lanes, then those of one sequence."""
+    """Return the first steps of a `generate` call: all lanes, then one sequence."""
     single = engine.prefill_size(1), engine.bucket(1, engine.lanes)
     shapes: list[AnyShape] = []
     for prefill, decode in ((engine.prefill_rows, engine.lanes), single):
@@ -62,15 +62,15 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
-    """Return all step shapes: prefill, one token per lane, verification of drafts, scoring, and moves of rows.
+    """Return all step shapes: prefill, decode, verification, scoring, and moves of rows.
 
     Rows are copied between pools, and states are moved out of a pool into the prefix cache and back. Requests with
-    log-probabilities or a logits processor have steps of their own, compiled on first use.
+    log-probabilities or a logits processor have separate steps, compiled on first use.
 
     Args:
         only_full: only for the largest number of lanes, and moves of states only with a prefix cache.
         drafts: include steps that verify drafts, even if the engine does not draft by default; a model with layers
-            that cannot verify any has none.
+            that cannot verify has no such steps.
     """
     prefill = [engine.prefill_rows] if only_full else engine.prefill_sizes
     scoring = [engine.prefill_rows] if only_full else engine.buckets(engine.prefill_rows)

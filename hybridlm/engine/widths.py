@@ -6,7 +6,7 @@ from functools import cache
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
 MIN_DEVICE_WIDTH = 64
-"""Narrowest step of the other platforms, whose products need more tokens to be bound by arithmetic."""
+"""Narrowest step of the other platforms: their products need more tokens to be bound by arithmetic."""
 STEP_COST = {"cpu": 48}
 """Cost of a step in token places by platform: the weights are read once for any number of tokens."""
 DEVICE_STEP_COST = 256
@@ -34,7 +34,7 @@ def next_width(count: int, widths: tuple[int, ...]) -> int:
     """Return the width of the next step for a number of remaining tokens.
 
     `count` is rounded up to a multiple of the narrowest width; the result is the widest step that this fills. So the
-    widths of a text never grow, and a beginning of whole steps has the same widths as a text of its own.
+    widths of a text never grow, and a beginning of whole steps has the same widths as a separate text.
 
     Args:
         count: remaining tokens, at least 1.
@@ -52,7 +52,7 @@ def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
 
 
 def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], platform: str) -> int:
-    """Return the width of the next step that leads to the least cost for all tokens of a prefill pool.
+    """Return the width of the next prefill step with the least total cost.
 
     The cost of a step is its places plus `STEP_COST`. Tokens that a step leaves over share later steps with the other
     rows.
@@ -64,17 +64,17 @@ def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], pl
         platform: of the devices.
     """
     share, step_cost = rows / len(counts), STEP_COST.get(platform, DEVICE_STEP_COST)
-    later = step_cost / len(counts)
+    step_share = step_cost / len(counts)
 
     def cost(width: int) -> float:
-        return rows * width + step_cost + sum(_least_cost(count - width, widths, share, later) for count in counts)
+        return rows * width + step_cost + sum(_least_cost(count - width, widths, share, step_share) for count in counts)
 
     return min(widths, key=cost)
 
 
 @cache
 def _least_cost(count: int, widths: tuple[int, ...], place_cost: float, step_cost: float) -> float:
-    """Return the least cost of steps for `count` tokens, which may be below 1."""
+    """Return the least cost of steps for `count` tokens; 0 below 1 token."""
     if count < 1:
         return 0.0
     return min(

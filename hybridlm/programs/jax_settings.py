@@ -79,7 +79,7 @@ class JaxSettings:
         require_programs()
         if self._certify != "off":
             require_donation()
-        return self.for_arrays()
+        return fixed_settings(self._device, without_mesh=True)
 
 
 class HasSettings(Protocol):

@@ -77,11 +77,13 @@ class Runner(ABC):
     Attributes:
         min_rows: least number of rows of a pool or of cached buffers.
         checks_rows: whether the engine checks after every step that each row is free or has one holder.
+        compiles_ahead: whether programs are compiled in threads before their first use.
         decisions: shares commands and decisions with the other processes, if there are any.
     """
 
     min_rows = 1
     checks_rows = False
+    compiles_ahead = False
 
     def __init__(self, programs: Programs, placement: Placement):
         self.programs, self.placement, self.decisions = programs, placement, Decisions()
@@ -141,10 +143,6 @@ class Runner(ABC):
         """Call `repeat` unless this is process 0; return whether it was called."""
         return False
 
-    def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
-        """Load or compile programs that are needed soon in threads; by default do nothing."""
-        return None
-
     def mark(self, owner: Any) -> Label | None:
         """Return the label of a sequence's rows for a snapshot; None without labels."""
         return None
@@ -165,13 +163,11 @@ class Runner(ABC):
 class OneProcess(Runner):
     """Calls the compiled steps in this process alone."""
 
+    compiles_ahead = True
+
     def __init__(self, programs: Programs, placement: Placement):
         super().__init__(programs, placement)
         self._in_flight = InFlight(placement.share_threads)
-
-    def prepare(self, shapes: Sequence[AnyShape], examples: Examples) -> None:
-        """Load or compile programs in threads; see `Programs.prepare`."""
-        self.programs.prepare(shapes, examples)
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:

@@ -1,4 +1,4 @@
-"""Hidden states and recurrent states that a run has read, in memory or in a safetensors file."""
+"""Captured hidden states and recurrent states, in memory or in a safetensors file."""
 
 import math
 import os
@@ -25,13 +25,13 @@ _PATH = re.compile(r"layers\[(\d+)\][^.]*\.(\w+)")
 
 
 def parse_path(name: str) -> tuple[int, str] | None:
-    """Return the layer and the array of a state's name, such as "layers[3][0].recurrent"; None for another name."""
+    """Return layer and array of a name like "layers[3][0].recurrent"; None for other names."""
     match = _PATH.fullmatch(name)
     return None if match is None else (int(match[1]), match[2])
 
 
 class StoredArrays(Mapping[Key, np.ndarray]):
-    """Arrays of a safetensors file, which is open only while one of them is in use.
+    """Arrays of a safetensors file, opened per use.
 
     Args:
         path: the file.
@@ -114,7 +114,7 @@ class Captured:
 
 
 class Recorder:
-    """Recorder of one sequence: in memory, in a safetensors file or in rows of a table.
+    """Recorder of one sequence: to memory, a safetensors file or table rows.
 
     Args:
         capacity: maximum number of positions.

@@ -1,4 +1,4 @@
-"""Hidden states and states of all sequences of a call in one Parquet file, written while they are computed."""
+"""Captured arrays of all sequences of a call in one Parquet file."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +20,7 @@ MAX_GROUP_BYTES = 1 << 24
 
 
 class CaptureTable:
-    """A Parquet file with a row for each position that is read; it gets its name once it is whole.
+    """A Parquet file with a row per captured position; renamed once complete.
 
     Args:
         path: the file, which does not exist yet.
@@ -84,7 +84,7 @@ class CaptureTable:
         self._rows, self._bytes = [], 0
 
     def finish(self) -> None:
-        """Write what is left and give the file its name."""
+        """Write the remaining rows and rename the file."""
         self._write()
         with naming(self._path, NO_ROOM):
             self._writer.close()

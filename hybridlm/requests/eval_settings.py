@@ -10,27 +10,27 @@ NEUTRAL: Mapping[str, Any] = {"num_beams": 1, "use_cache": True}
 """Settings of tasks, with the value that has no effect."""
 
 
-def generation_settings(asked: Mapping[str, Any], max_tokens: int, end_token: int) -> dict[str, Any]:
+def generation_settings(options: Mapping[str, Any], max_tokens: int, end_token: int) -> dict[str, Any]:
     """Return the settings of one request.
 
     As in lm_eval, `do_sample: false` takes the most likely token whatever the temperature, and without `do_sample` a
     temperature above 0 samples. With `do_sample: true` alone the temperature is 1.
 
     Args:
-        asked: the task's generation_kwargs.
+        options: the task's generation_kwargs.
         max_tokens: default of a task.
         end_token: ends a continuation, in addition to the task's own.
 
     Raises:
         ValueError: an unsupported setting; none is ignored.
     """
-    left = dict(asked)
-    until = left.pop("until", None) or []
-    limits = [left.pop(name, None) for name in MAX_TOKENS]
-    sample = left.pop("do_sample", None)
-    temperature = left.pop("temperature", None)
-    settings: dict[str, Any] = {name: left.pop(name) for name in SAMPLING if left.get(name) is not None}
-    wrong = sorted(name for name, value in left.items() if value is not None and NEUTRAL.get(name) != value)
+    unused = dict(options)
+    until = unused.pop("until", None) or []
+    limits = [unused.pop(name, None) for name in MAX_TOKENS]
+    sample = unused.pop("do_sample", None)
+    temperature = unused.pop("temperature", None)
+    settings: dict[str, Any] = {name: unused.pop(name) for name in SAMPLING if unused.get(name) is not None}
+    wrong = sorted(name for name, value in unused.items() if value is not None and NEUTRAL.get(name) != value)
     if wrong:
         raise ValueError(f"generation_kwargs: {', '.join(wrong)}: not supported")
     settings["max_tokens"] = int(next((limit for limit in limits if limit is not None), max_tokens))

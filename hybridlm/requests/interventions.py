@@ -4,11 +4,12 @@ import hashlib
 import inspect
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from hybridlm.keywords import suggests_in_methods
 from hybridlm.requests.captured import Captured, parse_path
 from models.state.shapes import HeadKind
 
@@ -16,6 +17,7 @@ Kind = Literal["add", "replace_hidden_state", "ablate_head", "ablate_expert", "s
 Positions = int | range | Sequence[int] | None
 
 
+@suggests_in_methods
 @dataclass(frozen=True, eq=False)
 class Intervention:
     """A change inside the model in one sequence; the methods make one.
@@ -32,7 +34,7 @@ class Intervention:
         mixer: kind of mixer whose head is ablated; None for the only one of the layer.
         array: field or role of the array of the state that is changed.
         factor: on the state.
-        value: vector, or state, as it was given.
+        value: vector or state of the user.
     """
 
     kind: Kind
@@ -43,6 +45,21 @@ class Intervention:
     array: str = "recurrent"
     factor: float = 1.0
     value: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """Return fields without defaults: arrays by dtype and shape, positions by count and ends."""
+        parts = [f"{self.kind}, layer={self.layer}"]
+        if self.runs is not None:
+            first, last = self.runs[0].start, self.runs[-1].stop - 1
+            count = sum(map(len, self.runs))
+            parts.append(f"position={first}" if count == 1 else f"{count} positions in {first}..{last}")
+        for field in fields(self)[3:]:
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                parts.append(f"{field.name}={value.dtype}{list(value.shape)}")
+            elif value != field.default:
+                parts.append(f"{field.name}={value!r}")
+        return f"Intervention({', '.join(parts)})"
 
     @classmethod
     def add(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
@@ -59,7 +76,7 @@ class Intervention:
 
     @classmethod
     def replace_hidden_state(cls, vector: Any, *, hidden_state: int, positions: Positions = None) -> Self:
-        """Replace the residual stream by a vector, by what another run had there, for instance (activation patching).
+        """Replace the residual stream by a vector, for instance from another run (activation patching).
 
         Args:
             vector: float [hidden], used as float32.
@@ -70,7 +87,7 @@ class Intervention:
 
     @classmethod
     def ablate_head(cls, layer: int, head: int, *, mixer: HeadKind | None = None, positions: Positions = None) -> Self:
-        """Replace the output of a head by zero, just before the output projection of its mixer.
+        """Replace the output of a head by zero, before the output projection.
 
         Args:
             layer, head: numbers of the layer and of the head: a query head of attention, a value head of a recurrence.
@@ -83,7 +100,7 @@ class Intervention:
 
     @classmethod
     def ablate_expert(cls, layer: int, expert: int, *, positions: Positions = None) -> Self:
-        """Replace the output of a routed expert by zero, for tokens that are routed to it; no other takes its place.
+        """Replace the output of a routed expert by zero; tokens are not rerouted.
 
         Args:
             layer, expert: numbers of the layer and of the expert.
@@ -106,7 +123,7 @@ class Intervention:
         Args:
             layer: number of the layer.
             factor: the factor.
-            head: value head whose matrix is changed; None for all.
+            head: value head of the changed matrix; None for all.
             array: "recurrent", "conv" for the last inputs of the layer's convolution, or the name of a field.
             positions: tokens after which it is scaled: the next token is the first to read it.
         """
@@ -127,14 +144,14 @@ class Intervention:
                 with `head` [value, key]; of "conv" [tap, channel].
             head, array, positions: as for `scale_state`.
         """
-        given = _numbers(value, "value")
-        return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=given)
+        array_value = _numbers(value, "value")
+        return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=array_value)
 
     @staticmethod
     def patch(
         captured: Captured, position: int, *, at: int | None = None, layers: Sequence[int] | None = None
     ) -> "list[Intervention]":
-        """Return the replacements of whole states, recurrences and convolutions, by those of another run.
+        """Return replacements of recurrent and convolution states by captured states.
 
         Args:
             captured: result of a run with `states=True`.
@@ -147,14 +164,14 @@ class Intervention:
         """
         row = captured.row(position)
         named = {name: parse_path(name) for name in captured.states}
-        found = [(name, *parsed) for name, parsed in named.items() if parsed is not None]
-        wanted = {layer for _, layer, _ in found} if layers is None else set(layers)
-        if missing := sorted(wanted - {layer for _, layer, _ in found}) or ([] if found else ["any"]):
+        states = [(name, *parsed) for name, parsed in named.items() if parsed is not None]
+        wanted = {layer for _, layer, _ in states} if layers is None else set(layers)
+        if missing := sorted(wanted - {layer for _, layer, _ in states}) or ([] if states else ["any"]):
             raise ValueError(f"layers: no state was captured of layer {', '.join(map(str, missing))}")
         where = position if at is None else at
         return [
             Intervention.replace_state(layer, captured.states[name][row], array=array, positions=where)
-            for name, layer, array in found
+            for name, layer, array in states
             if layer in wanted
         ]
 
@@ -166,23 +183,23 @@ def _array(array: str, head: int | None) -> tuple[int | None, None, str]:
     return None if head is None else _whole(head, "head"), None, array
 
 
-def _whole(value: Any, what: str) -> int:
+def _whole(value: Any, name: str) -> int:
     try:
         number = -1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = -1
     if number < 0:
-        raise ValueError(f"{what}: expected a whole number of at least 0, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least 0, got {value!r}")
     return number
 
 
-def _numbers(value: Any, what: str) -> np.ndarray:
+def _numbers(value: Any, name: str) -> np.ndarray:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise TypeError(f"{what}: expected numbers, got lists of different lengths") from error
+        raise TypeError(f"{name}: expected numbers, got lists of different lengths") from error
     if array.dtype.kind not in "fiuV":
-        raise TypeError(f"{what}: expected numbers, got {array.dtype}{list(array.shape)}")
+        raise TypeError(f"{name}: expected numbers, got {array.dtype}{list(array.shape)}")
     return array
 
 

@@ -19,9 +19,9 @@ def logit_changes(
     drafts: Sequence[Sequence[int]] | None = None,
     tokens: int = 1,
 ) -> LogitChanges | None:
-    """Return the changes of the logits of all lanes, padded to a bucket; None without changes.
+    """Return the logit changes of all lanes, padded to a bucket; None without changes.
 
-    All sampled tokens of lanes whose logits change must have been read.
+    All sampled tokens of lanes with changed logits must have been read.
 
     Args:
         lanes: the sequences.
@@ -29,12 +29,12 @@ def logit_changes(
         drafts: drafts of each lane, for a step that verifies; None for one that samples.
         tokens: of a lane in a step that verifies.
     """
-    found = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
+    lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]
     masks = token_masks(grammars, mask_words(vocab_size), drafts, tokens)
-    if all(one is None for one in found) and masks is None:
+    if all(lane_change is None for lane_change in lane_changes) and masks is None:
         return None
-    count = bucket(max((one[0].size for one in found if one is not None), default=0))
+    count = bucket(max((lane_change[0].size for lane_change in lane_changes if lane_change is not None), default=0))
     changes = LogitChanges(
         np.full((len(lanes), count), vocab_size, np.int32),
         np.zeros((len(lanes), count), np.float32),
@@ -42,11 +42,11 @@ def logit_changes(
         np.zeros((len(lanes), count), np.float32),
         masks,
     )
-    for lane, one in enumerate(found):
-        if one is not None:
-            for whole, part in zip(changes[:-1], one, strict=True):
-                assert isinstance(whole, np.ndarray)
-                whole[lane, : part.size] = part
+    for lane, lane_change in enumerate(lane_changes):
+        if lane_change is not None:
+            for target, part in zip(changes[:-1], lane_change, strict=True):
+                assert isinstance(target, np.ndarray)
+                target[lane, : part.size] = part
     return changes
 
 
@@ -60,13 +60,13 @@ class ChangesShape(TypedDict, total=False):
 def expected_changes(sequences: Sequence[ActiveSequence]) -> ChangesShape:
     """Return the fields that steps of these sequences probably have."""
     params = [sequence.request.params for sequence in sequences]
-    if not any(one.needs_output for one in params):
+    if not any(settings.needs_output for settings in params):
         return {}
-    return {"changes": MIN_CHANGES, "masked": any(one.masked for one in params)}
+    return {"changes": MIN_CHANGES, "masked": any(settings.masked for settings in params)}
 
 
 def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:
-    """Return changes of no token, as an example of the operand; `mask` is the shape of its masks behind the lanes."""
+    """Return an operand without changes; `mask` is the mask shape after the lanes."""
     bias, repetition, penalty = (np.zeros((lanes, count), np.float32) for _ in range(3))
     masks = None if mask is None else np.zeros((lanes, *mask), np.uint32)
     return LogitChanges(np.zeros((lanes, count), np.int32), bias, repetition, penalty, masks)
@@ -81,7 +81,7 @@ def bucket(count: int) -> int:
 
 
 def _changes(sequence: ActiveSequence) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tokens of a sequence whose logits change, without repetition, and their changes."""
+    """Return the distinct tokens with changed logits, and the changes."""
     request, params = sequence.request, sequence.request.params
     generated = np.array(sequence.output, np.int32)
     if len(sequence.generated) != sequence.sampled:

@@ -70,13 +70,13 @@ class Probe:
         return any(position in run for run in self.runs)
 
     def read_in(self, first: int, end: int) -> list[int]:
-        """Return the positions from `first` on and before `end` at which something is read."""
+        """Return the captured positions from `first` to `end`, excluded."""
         return [position for run in self.runs for position in range(max(first, run.start), min(end, run.stop))]
 
     def stop(self, consumed: int, end: int) -> int:
         """Return how many tokens the sequence has consumed after its next step, at most `end`.
 
-        A step ends with every token whose state is read or changed.
+        A step ends with every token with a read or changed state.
         """
         runs = [run for _, run in self.edits] + list(self.runs if self.states else ())
         stops = (max(run.start, consumed) + 1 for run in runs if consumed < run.stop)
@@ -92,7 +92,7 @@ class Probe:
 
 
 def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range, ...]:
-    """Return the positions of one text at which something is read.
+    """Return the captured positions of one text.
 
     Args:
         positions: "last", "all", indices, or a bool for each token.
@@ -121,7 +121,7 @@ def runs_of(positions: Any, span: range, lowest: int, where: str) -> tuple[range
 
 
 def interventions_of(value: Any, count: int, sequences: str) -> list[list[Intervention]]:
-    """Return the interventions of each of `count` sequences: a list for all of them, or one for each.
+    """Return the interventions of each of `count` sequences, from one list or one per sequence.
 
     Raises:
         TypeError, ValueError: it is neither.
@@ -140,7 +140,7 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
-    """Return the slots of a step for the largest of these counts: the next power of two, or 0."""
+    """Return the slots of a step: a power of two for the largest count, or 0."""
     most = max(counts, default=0)
     return 1 << (most - 1).bit_length() if most else 0
 

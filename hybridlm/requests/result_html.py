@@ -15,7 +15,7 @@ MAX_NLL = 12.0
 def strip(
     token_ids: Sequence[int], logprobs: Sequence[float], greedy: Sequence[bool] | None, tokenizer: Tokenizer | None
 ) -> str:
-    """Render tokens in a row as HTML: the redder, the less likely; underlined if another token was likelier.
+    """Render tokens as HTML: redder if less likely, underlined if not the most likely.
 
     Args:
         token_ids: the tokens, shown as text if there is a tokenizer, otherwise as numbers.
@@ -51,7 +51,7 @@ def preformatted(text: str) -> str:
 
 
 def _shown(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
-    """Return the text of each token by itself: an arrow for an end of line, and U+FFFD for a part of a character."""
+    """Return the text of each token: arrows for line ends, U+FFFD for partial characters."""
     if tokenizer is None:
         return [str(int(token)) for token in token_ids]
     texts = (tokenizer.decode([token], skip_special_tokens=False) for token in token_ids)

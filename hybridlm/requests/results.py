@@ -67,15 +67,28 @@ class Completion:
 
     @property
     def sum_logprob(self) -> float | None:
-        """Sum of `logprobs` in float64, without the nan of tokens that were not sampled; None unless requested."""
+        """Sum of `logprobs` in float64 without nan; None unless requested."""
         return None if self.logprobs is None else math.fsum(x for x in self.logprobs if not math.isnan(x))
 
+    @property
+    def top(self) -> TokenLogprobs | None:
+        """`top_logprobs` as flat arrays; `top.dense()` has arrays [token, K]. None unless requested."""
+        if self.top_logprobs is None:
+            return None
+        counts = [len(best) for best in self.top_logprobs]
+        return TokenLogprobs(
+            np.array([token for best in self.top_logprobs for token in best], np.int32),
+            np.array([logprob for best in self.top_logprobs for logprob in best.values()], np.float32),
+            np.array([rank for count in counts for rank in range(1, count + 1)], np.int32),
+            np.cumsum([0, *counts]),
+        )
+
     def _repr_html_(self) -> str:
-        """Render for notebooks: the text, or the token ids, and a strip of the log-probabilities if requested."""
-        said = " ".join(map(str, self.token_ids)) if self.text is None else self.text
+        """Render for notebooks: text or token ids, and a strip of log-probabilities."""
+        text = " ".join(map(str, self.token_ids)) if self.text is None else self.text
         counts = f"{len(self.prompt_token_ids):,} tokens of prompt, {len(self.token_ids):,} sampled"
         sampled = "" if self.logprobs is None else strip(self.token_ids, self.logprobs, None, self.tokenizer)
-        return preformatted(said) + table([("ended by", self.finish_reason), ("tokens", counts)]) + sampled
+        return preformatted(text) + table([("ended by", self.finish_reason), ("tokens", counts)]) + sampled
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,7 @@ class Score:
         top_logprobs: for each token, the most likely tokens at its position, best first (empty without a prediction);
             None unless requested.
         prefix_tokens: number of tokens before the text.
-        boundary_shift: number of tokens by which the boundary moved into the prompt, because a token spans prompt and
+        boundary_shift: number of tokens of the prompt behind the moved boundary, because a token spans prompt and
             completion; `token_ids` then begins within the prompt. 0 for a text without a prompt.
         ranks: int32 [T], place of each token among all, the most likely one is 1; 0 without a prediction, or before
             `start`. None unless something was asked about the distributions, as all below.
@@ -98,8 +111,8 @@ class Score:
         top, chosen: the most likely ids, best first, and the chosen ones, in the place of each token.
         captured: hidden states and states, if they were asked for; not compared.
         tokenizer: renders tokens in notebooks; neither compared nor printed nor pickled.
-        first_wrong: index of the first token whose numbers are not finite, counted from the first token that the model
-            reads; None for every score that `LM.score` returns.
+        first_wrong: index of the first token without finite numbers, counted from the first token that the model reads;
+            None for every score that `LM.score` returns.
     """
 
     token_ids: list[int]
@@ -146,5 +159,5 @@ class Score:
 
 
 def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
-    """Return the pickled fields: a tokenizer is larger than most results, and the reading process may have its own."""
+    """Return the pickled fields: all except the tokenizer, larger than most results."""
     return {**vars(result), "tokenizer": None}

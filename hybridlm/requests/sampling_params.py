@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from hybridlm.grammars import StructuredOutputs
-from hybridlm.keywords import suggests_fields, suggests_keywords
+from hybridlm.keywords import suggests_fields
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -21,7 +21,7 @@ SEED_BITS = 53
 
 @dataclass(frozen=True, kw_only=True)
 class PlainSettings:
-    """Sampling settings that need neither a model nor a tokenizer to be understood; `SamplingParams` describes each."""
+    """Sampling settings independent of model and tokenizer; `SamplingParams` describes each."""
 
     max_tokens: int = 64
     temperature: float = 0.0
@@ -44,7 +44,7 @@ class PlainSettings:
 @suggests_fields
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams(PlainSettings):
-    """Settings of one request: how its tokens are sampled, what is reported of them, and when it ends.
+    """Settings of one request: sampling, reported log-probabilities, and the end.
 
     `generate`, `stream`, `chat` and `Session.submit` take one, or its fields as keywords, or both: keywords override.
     `generate` and `stream` also take a list with one for each prompt, and lists as keywords: `temperature=[0.0, 0.7]`.
@@ -55,7 +55,7 @@ class SamplingParams(PlainSettings):
         max_tokens: maximum number of generated tokens.
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
         top_k: sample among this many most likely tokens; 0 for all. Filters follow temperature, in this order.
-        top_p: then among the fewest tokens whose probabilities reach this sum, and those as likely as the last of them;
+        top_p: then among the fewest tokens with probabilities up to this sum, and tokens as likely as the last of them;
             1 for all.
         min_p: then among tokens at least this many times as probable as the most likely one; 0 for all.
         seed: the token at a position is sampled with the key (seed, index of the request, position), independently of
@@ -98,7 +98,7 @@ class SamplingParams(PlainSettings):
 
 
 class Settings(TypedDict, total=False):
-    """The fields of `SamplingParams` as keywords; lists with a value for each prompt only for `generate` and `stream`.
+    """The fields of `SamplingParams` as keywords; lists per prompt for `generate` and `stream`.
 
     Lists of token ids, strings and words are one value; a list of such lists has one for each prompt.
     """
@@ -146,7 +146,7 @@ def settings_of_prompts(
 
     Args:
         params: for all prompts, or one for each.
-        settings: fields that override those of `params`, each for all prompts or a list.
+        settings: fields that override `params`, each for all prompts or a list.
         count: number of prompts.
 
     Raises:
@@ -194,7 +194,7 @@ def draw_seed() -> int:
 
 
 def takes_settings(method: Callable[P, R]) -> Callable[P, R]:
-    """Name the fields of `SamplingParams` in the signature and in errors of a method with `**settings`."""
+    """Show the fields of `SamplingParams` in the signature of a method with `**settings`."""
     signature = inspect.signature(method)
     *others, _ = signature.parameters.values()
     shown = [
@@ -202,4 +202,4 @@ def takes_settings(method: Callable[P, R]) -> Callable[P, R]:
         for field in fields(SamplingParams)
     ]
     method.__signature__ = signature.replace(parameters=[*others, *shown])  # type: ignore[attr-defined]  # for help()
-    return suggests_keywords(method)
+    return method

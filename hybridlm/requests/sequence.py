@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model, with stop strings separate from the ids that end a completion."""
+    """`SamplingParams` checked against a model, with stop strings separate from stop ids."""
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -58,7 +58,7 @@ class Request:
         priority: of waiting requests the highest goes first.
         sampling_index: part of the key of its random numbers; None for the index.
         start: the state after the first tokens of the prompt, if it is known.
-        probe: what is read and changed inside the model; None for nothing.
+        probe: reads and changes inside the model; None without any.
         completed: number of tokens at the end of the prompt that belong to the completion already: those before the
             end of the thoughts was set.
     """
@@ -117,7 +117,7 @@ class ActiveSequence:
 
     @property
     def shares_states(self) -> bool:
-        """Whether its states follow from its tokens only, so that it may continue others' states, and others its."""
+        """Whether its states depend on its tokens alone, for the prefix cache."""
         return self.probe is None or not self.probe.intervenes
 
     @property
@@ -131,7 +131,7 @@ class ActiveSequence:
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
-        """Return the prompt tokens of the next step: a chunk, or what is left before the next stop."""
+        """Return the prompt tokens of the next step: a chunk, or fewer before a stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
@@ -148,5 +148,5 @@ class ActiveSequence:
         return max(0, self.consumed - len(self.request.prompt) + 1)
 
     def remaining(self, context: int) -> int:
-        """Return how many more tokens it may sample, by its limit and by the room in the context."""
+        """Return the remaining number of sampled tokens, by limit and context."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -131,7 +131,7 @@ class ProbeSites:
         return kinds[0]
 
     def _site(self, change: Intervention, where: str) -> StateSite:
-        """Return the site of an intervention, by the name or the role of its array; raises ValueError without one."""
+        """Return the site of an intervention by array name or role, or raise ValueError."""
         sites = {array: site for (layer, array), site in self.states.items() if layer == change.layer}
         names = [name for name in sites if name == change.array]
         names = names or [name for name, site in sites.items() if site.state.role == change.array]

@@ -1,4 +1,4 @@
-"""Validation of user input: every message names the item and what was expected."""
+"""Validation of user input; messages have the item and the expected value."""
 
 import operator
 import sys
@@ -19,14 +19,17 @@ MAX_LOGPROBS = 1000
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
-    """Return an error of the same kind whose message says where it is; of those of Unicode, a ValueError."""
+    """Return an error of the same kind with a place in its message.
+
+    Errors of Unicode become ValueError.
+    """
     plain = type(error).__init__ in (TypeError.__init__, ValueError.__init__)
     kind = type(error) if plain else TypeError if isinstance(error, TypeError) else ValueError
     return kind(f"{where}: {error}")
 
 
-def to_items(items: Any, what: str) -> list[Any]:
-    """Return a list of texts or token-id lists from user input; a bare string is one item.
+def to_items(items: Any, name: str) -> list[Any]:
+    """Return a list of texts or token-id lists; a bare string is one item.
 
     Raises:
         TypeError: not a list, or a bare list of token ids, which could also mean many items.
@@ -36,9 +39,9 @@ def to_items(items: Any, what: str) -> list[Any]:
     if not isinstance(items, list | tuple):
         hint = "; give what its tolist() returns" if hasattr(items, "tolist") else ""
         expected = "expected a list whose items are strings or lists of token ids"
-        raise TypeError(f"{what}: {expected}, got {type(items)}{hint}")
+        raise TypeError(f"{name}: {expected}, got {type(items)}{hint}")
     if items and all(is_whole(item) for item in items):
-        raise TypeError(f"{what}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
+        raise TypeError(f"{name}: got a bare list of token ids; put it in a list: [[{items[0]}, ...]]")
     return list(items)
 
 
@@ -91,7 +94,7 @@ def check_length(ids: Sequence[int], where: str, context: int) -> None:
 
 
 def check_settings(params: SamplingParams) -> None:
-    """Check sampling parameters as far as no model is needed, so that nothing is loaded for a wrong one.
+    """Check sampling parameters before a model is loaded.
 
     Raises:
         ValueError: all settings that are wrong for every model.
@@ -100,8 +103,8 @@ def check_settings(params: SamplingParams) -> None:
         raise ValueError("; ".join(faults))
 
 
-def _faults(params: SamplingParams, most: int) -> list[str]:
-    """Return what is wrong with settings for every model with at most this many log-probabilities."""
+def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
+    """Return the faults of settings for models with this limit of log-probabilities."""
     faults = []
 
     def need(name: str, good: Callable[[Any], bool], expected: str) -> None:
@@ -117,8 +120,12 @@ def _faults(params: SamplingParams, most: int) -> list[str]:
     need("seed", lambda x: x is None or (is_whole(x) and 0 <= x < 2**64), "a whole number in [0, 2**64), or None")
     need("ignore_eos", lambda x: isinstance(x, bool | np.bool_), "True or False")
     for name in ("logprobs", "prompt_logprobs"):
-        need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= most), f"0..{most} or None")
-    need("stop", _is_stop_list, "a string, a token id, or a list of them")
+        need(name, lambda x: x is None or (is_whole(x) and 0 <= x <= limit_logprobs), f"0..{limit_logprobs} or None")
+    need(
+        "stop",
+        lambda x: x is None or isinstance(x, list | tuple) or bool(_stops(x)),
+        "a string, a token id, or a list of them",
+    )
     if "" in [item for item in _stops(params.stop) if isinstance(item, str)]:
         faults.append("stop: expected strings that are not empty, got ''")
     need("repetition_penalty", lambda x: _is_number(x) and x > 0, "a number above 0 (1 for none)")
@@ -205,7 +212,7 @@ def resolve(
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """Return a setting that has been checked as a value of Python, a float where the default is one."""
+    """Return a checked setting as a Python value, a float for a float default."""
     if isinstance(default, float):
         return float(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -214,7 +221,7 @@ def _plain(value: Any, default: Any) -> Any:
 def _grammar(
     params: SamplingParams, end_token_ids: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
 ) -> GrammarSource | str:
-    """Return the grammar of structured outputs, compiled once, or what is wrong."""
+    """Return the grammar of structured outputs, compiled once, or its fault."""
     if tokenizer is None:
         return "needs a tokenizer, the checkpoint has no tokenizer.json"
     if params.ignore_eos:
@@ -228,55 +235,51 @@ def _grammar(
 
 
 def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
-    """Return token ids and their biases, or what is wrong; keys may be decimal texts, as JSON has them."""
+    """Return token ids and biases, or the fault; keys may be decimal texts (JSON)."""
     if bias is None:
         return ()
     if not isinstance(bias, Mapping):
         return repr(bias)
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in found:
+        if not is_whole(token) or not 0 <= token < vocab_size or not _is_number(value) or int(token) in biases:
             return f"{key!r}: {value!r}"
-        found[int(token)] = float(value)
-    return tuple(found.items())
+        biases[int(token)] = float(value)
+    return tuple(biases.items())
 
 
 def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
-    """Return the token ids of words that are not sampled, or what is wrong."""
+    """Return the token ids of banned words, or the fault."""
     if not isinstance(words, list | tuple):
         return repr(words)
-    found: list[tuple[int, ...]] = []
+    sequences: list[tuple[int, ...]] = []
     for word in words:
         if isinstance(word, str) and tokenizer is not None and word.strip():
-            alone = tokenizer.encode(word, add_special_tokens=False)
-            behind = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
-            if not alone:
+            word_ids = tokenizer.encode(word, add_special_tokens=False)
+            spaced_ids = tokenizer.encode(" " + word.lstrip(), add_special_tokens=False)
+            if not word_ids:
                 return f"{word!r}, of which the vocabulary has no character"
-            found.append(tuple(alone))
+            sequences.append(tuple(word_ids))
             # Behind a space, if that is another first token of as many tokens, as in vLLM.
-            if behind[0] != alone[0] and len(behind) == len(alone):
-                found.append(tuple(behind))
+            if spaced_ids[0] != word_ids[0] and len(spaced_ids) == len(word_ids):
+                sequences.append(tuple(spaced_ids))
         elif isinstance(word, list | tuple) and word and all(is_whole(t) and 0 <= t < vocab_size for t in word):
-            found.append(tuple(int(token) for token in word))
+            sequences.append(tuple(int(token) for token in word))
         else:
             return repr(word)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(sequences))
 
 
 def _are_ids(items: Any, vocab_size: int) -> bool:
     return isinstance(items, list | tuple) and all(is_whole(token) and 0 <= token < vocab_size for token in items)
 
 
-def _is_stop_list(stop: Any) -> bool:
-    return stop is None or isinstance(stop, str | list | tuple) or is_whole(stop)
-
-
 def _stops(stop: Any) -> list[Any]:
-    """Return the stops of a completion as a list; empty if it is not a list, a string or an id."""
+    """Return the stops of a completion as a list, empty for another type."""
     if isinstance(stop, list | tuple):
         return list(stop)
-    return [stop] if stop is not None and _is_stop_list(stop) else []
+    return [stop] if isinstance(stop, str) or is_whole(stop) else []
 
 
 def _is_number(value: Any) -> bool:
@@ -291,7 +294,7 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def check_count(value: Any, what: str) -> None:
-    """Raise ValueError for what is no whole number of at least 1; `what` names it."""
+def check_count(value: Any, name: str) -> None:
+    """Raise ValueError unless a value is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{what}: expected a whole number of at least 1, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")

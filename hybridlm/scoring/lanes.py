@@ -73,4 +73,4 @@ def leave(models: Models, text: QueuedText) -> None:
             engine.stats["prefix_tokens_saved"] -= copy.consumed
         pool.owner.release(copy.slot)
         copy.slot = None
-        engine.forget(copy)
+        engine.runner.forget(copy)

@@ -1,4 +1,4 @@
-"""Dimension names for the pools in the contracts of steps, taken from the state of the model's layers."""
+"""Names of pool dimensions in contracts, from the state of the model's layers."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -17,9 +17,9 @@ def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Contain
     """Return the contract with a name for every dimension of its pools.
 
     Args:
-        contract: contract of a step whose pools, arguments and results, have these arrays.
+        contract: contract of a step with these arrays in its pools, arguments and results.
         arrays: a `StateArray` for each.
-        positions_first: groups of pools whose arrays have their position axis right after the row axis.
+        positions_first: groups of pools with the position axis right after the row axis.
     """
 
     def entry(one: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The step that compares the distributions of two models, and its contract. It has no state.
+"""The stateless step that compares distributions of two models, and its contract.
 
 Both heads are applied to a block of tokens at a time, so that two sets of logits are held for a block only.
 """
@@ -17,11 +17,11 @@ from ir_passes import Lane, LaneContract, Shared
 from models.ops.layout import materialize
 
 MAX_SERIES = 0.25
-"""Argument up to which a series is used, where the closed form cancels."""
+"""Largest argument of the series; the closed form cancels there."""
 
 
 class Divergences(NamedTuple):
-    """Outputs of the comparing step for each position, in nats; those of padding have no meaning.
+    """Outputs of the comparing step per position, in nats; meaningless at padding.
 
     Attributes:
         kl: KL(P || Q), of the first model's distribution P from the second one's Q.
@@ -48,17 +48,17 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 
     def step(
         params: tuple[Any, ...],
-        others: tuple[Any, ...],
+        second_params: tuple[Any, ...],
         hidden: Float32[Array, "lane token size"],
-        other: Float32[Array, "lane token width"],
+        second_hidden: Float32[Array, "lane token width"],
     ) -> tuple[Divergences]:
-        one, two = first.rebuild(params), second.rebuild(others)
-        vocabulary = Vocabulary.of(one.config)
+        first_model, second_model = first.rebuild(params), second.rebuild(second_params)
+        vocabulary = Vocabulary.of(first_model.config)
 
         def compare_block(inputs: tuple[Array, Array]) -> Divergences:
             lanes, count = inputs[0].shape[:2]
-            found = (model.logits(part) for model, part in zip((one, two), inputs, strict=True))
-            logits = [materialize(each.reshape((lanes * count, -1))) for each in found]
+            parts = (model.logits(part) for model, part in zip((first_model, second_model), inputs, strict=True))
+            logits = [materialize(each.reshape((lanes * count, -1))) for each in parts]
             totals = [vocabulary.log_total(each) for each in logits]
 
             def summed(term: Callable[[Array, Array], Array]) -> Array:
@@ -67,21 +67,21 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
 
                 return vocabulary.sum(logits[0].shape, of_slice).reshape((lanes, count))
 
-            same = vocabulary.same_most_likely(*logits)
+            agreement = vocabulary.same_most_likely(*logits)
             return Divergences(
                 summed(kl_terms),
                 summed(lambda p, q: kl_terms(q, p)),
                 summed(js_terms),
-                same.reshape((lanes, count)),
+                agreement.reshape((lanes, count)),
             )
 
-        return (in_blocks(compare_block, (hidden, other), vocabulary.held),)
+        return (in_blocks(compare_block, (hidden, second_hidden), vocabulary.held),)
 
     return step
 
 
 def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
-    """Return the terms p * log(p / q) - p + q of KL(P || Q), none of which is negative.
+    """Return the terms of KL(P || Q): p * log(p / q) - p + q, at least 0.
 
     As both distributions sum to 1 the sum is the same, and rounding of a normalization cancels to second order.
     """
@@ -96,7 +96,9 @@ def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slic
 
 
 def js_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
-    """Return the terms of the Jensen-Shannon divergence, half of p * log(p / m) + q * log(q / m), m = (p + q) / 2.
+    """Return the terms of the Jensen-Shannon divergence.
+
+    Each is half of p * log(p / m) + q * log(q / m), with m = (p + q) / 2.
 
     With t = (p - q) / (p + q) that is half of m * ((1 + t) * log(1 + t) + (1 - t) * log(1 - t)).
     """

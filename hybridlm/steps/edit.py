@@ -1,4 +1,4 @@
-"""The step that changes states between steps of the model: in one layer of each lane, by factors or by other values.
+"""The step that scales or replaces states in one layer per lane, between model steps.
 
 It reads and writes rows alone. A lane that changes nothing keeps its rows, bit for bit.
 """
@@ -43,7 +43,7 @@ class StateEdit(NamedTuple):
 
 
 def no_edits(lanes: int, types: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, StateEdit]:
-    """Return an operand that changes nothing; host arrays, given the type of the arrays of each name."""
+    """Return an operand without changes: host arrays for the types by name."""
 
     def none(kind: jax.ShapeDtypeStruct) -> StateEdit:
         unit, value = np.zeros((lanes, kind.shape[0]), bool), np.zeros((lanes, *kind.shape), kind.dtype)
@@ -87,7 +87,7 @@ class StateSite(NamedTuple):
 
 
 def state_sites(structure: Structure) -> list[StateSite]:
-    """Return the arrays of a row that can be changed; a multi-token-prediction head has none."""
+    """Return the arrays of a row that can be changed; except a multi-token-prediction head."""
     sites = []
     for place, (path, state) in enumerate(jax.tree_util.tree_leaves_with_path(structure.arrays.layers)):
         array, layer = getattr(path[-1], "name", ""), path[0].idx  # type: ignore[union-attr]  # a tuple of layers
@@ -104,11 +104,11 @@ def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
-    """`step(rows, edits) -> (rows,)`; `edits` is a dict with a `StateEdit` for each name of arrays that there are.
+    """Make `step(rows, edits) -> (rows,)`; `edits` has a `StateEdit` per array name.
 
     Args:
         structure: structure of the model.
-        devices: that share the model. Units and values are those of all of them, one after another.
+        devices: devices of the model. Units and values are of all devices, one after another.
     """
     sites = state_sites(structure)
 

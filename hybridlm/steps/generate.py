@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from hybridlm.sampling.logit_changes import LogitChanges, changed_logits, masked_logits, only_allowed
-from hybridlm.sampling.sampling import LogitsProcessor, Sampling, sample_tokens
+from hybridlm.sampling.logit_changes import changed_logits, masked_logits, only_allowed
+from hybridlm.sampling.sampling import LogitsProcessor, sample_tokens
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import HiddenRows, ProbeHooks
 from hybridlm.steps.mtp_drafts import propose_mtp_drafts
@@ -28,7 +28,7 @@ NO_TOKEN = 1
 
 
 class SampledTokens(NamedTuple):
-    """Outputs of a generating step for each lane's next token; of a verifying step, for the next of each token.
+    """Outputs of a generating step per lane, or of a verifying step per token.
 
     Attributes:
         token: the token sampled; `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN`
@@ -36,7 +36,7 @@ class SampledTokens(NamedTuple):
         logprob: its log-probability before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
-        hidden_states: those of the lane's last token in some layers; None unless requested.
+        hidden_states: of the lane's last token in some layers; None unless requested.
     """
 
     token: Int32[Array, "*lane"]
@@ -79,9 +79,7 @@ def generate_step(
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
         logits, devices = Vocabulary.of(model.config).whole(model.logits(hidden)), model.config.devices
-        sampled = sample_with_logprobs(
-            logits, last_token, positions + lengths, *inputs.required_sampling, top, processor, devices, inputs.changes
-        )
+        sampled = sample_with_logprobs(logits, last_token, positions + lengths, inputs, top, processor, devices)
         if hooks is not None:
             sampled = sampled._replace(hidden_states=hooks.hidden_states)
         rows = Rows(layers, rows.token)
@@ -100,7 +98,7 @@ def finish_step(
     mtp_drafts: int,
     processor: LogitsProcessor | None,
 ) -> tuple[SampledTokens, Rows]:
-    """Store in each lane's row the token that it continues with, and let the MTP head draft after it.
+    """Store each lane's next token in its row, and draft with the MTP head.
 
     Args:
         model: the model, with an MTP head if it drafts.
@@ -113,8 +111,8 @@ def finish_step(
     """
     layers = rows.layers
     if mtp_drafts:
-        found, layers = propose_mtp_drafts(model, layers, token, inputs, consumed, mtp_drafts, processor)
-        sampled = sampled._replace(mtp_drafts=found)
+        drafts, layers = propose_mtp_drafts(model, layers, token, inputs, consumed, mtp_drafts, processor)
+        sampled = sampled._replace(mtp_drafts=drafts)
     return sampled, Rows(layers, jnp.where(consumed[:, None] > 0, token[:, None], rows.token))
 
 
@@ -122,12 +120,10 @@ def sample_with_logprobs(
     logits: Float32[Array, "row vocab"],
     last_token: Int32[Array, "row"] | None,
     positions: Int32[Array, "row"],
-    sampling: Sampling,
-    sampling_mode: Int32[Array, ""],
+    inputs: StepInputs,
     top: int | None,
     processor: LogitsProcessor | None,
     devices: Devices,
-    changes: LogitChanges | None = None,
 ) -> SampledTokens:
     """Sample the next token of each row of logits, with its log-probability if requested.
 
@@ -135,13 +131,12 @@ def sample_with_logprobs(
         logits: logits after the last token of each row.
         last_token: the token before the one to sample; None without a processor.
         positions: positions of the tokens to sample.
-        sampling: settings of each row.
-        sampling_mode: as for `sample_tokens`.
+        inputs: sampling settings and logit changes of each row; changes are before the processor, masks after it.
         top, processor: as for `generate_step`.
-        devices: that the step is for.
-        changes: of each row's logits, before the processor; its mask, after the processor. None for none.
+        devices: devices of the step.
     """
     logprob = top_tokens = top_logprobs = None
+    changes, (sampling, sampling_mode) = inputs.changes, inputs.required_sampling
     processed = logits if changes is None else changed_logits(logits, changes)
     if processor is not None:
         assert last_token is not None, "a processor is told what the lane has consumed"
@@ -153,12 +148,12 @@ def sample_with_logprobs(
     vocab = logits.shape[1]
     if changes is not None or processor is not None:
         token = only_allowed(token, processed, vocab + NO_TOKEN)
-    own = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
+    chosen = jnp.take_along_axis(logits, jnp.where(token < vocab, token, 0)[:, None], axis=1, mode="fill")
     # A processor may force a token by an infinite logit; the model may not have one.
-    token = jnp.where((token < vocab) & ~jnp.isfinite(own[:, 0]), jnp.int32(vocab), token)
+    token = jnp.where((token < vocab) & ~jnp.isfinite(chosen[:, 0]), jnp.int32(vocab), token)
     if top is not None:
         total = Vocabulary(vocab).log_total(logits)
-        logprob = (own - total)[:, 0]
+        logprob = (chosen - total)[:, 0]
         if top > 0:
             best, top_tokens = lax.top_k(logits, top)
             top_logprobs = best - total

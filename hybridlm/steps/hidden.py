@@ -1,4 +1,4 @@
-"""The step that returns the final residual stream of every token, for what is computed from it elsewhere."""
+"""The step that returns the final residual stream of every token."""
 
 from typing import Any
 

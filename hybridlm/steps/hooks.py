@@ -1,6 +1,6 @@
-"""Hooks of a step that returns hidden states, changes them by vectors, or ablates heads and experts.
+"""Hooks of a step: hidden states read or changed, heads and experts ablated.
 
-Every operand belongs to a lane. A lane for which no slot of it holds a token goes on with the numbers that it has.
+Every operand belongs to a lane. A lane without a token in a slot keeps its numbers.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class ProbeShape(NamedTuple):
 
     Attributes:
         hidden_states: slots of each lane for those that are returned.
-        places: number of tokens of a lane whose hidden states are returned; of a generating step 1, the last.
+        places: tokens of a lane with returned hidden states; of a generating step 1, the last.
         vectors, ablations: slots of each lane.
     """
 
@@ -45,7 +45,7 @@ class ProbeShape(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """Vectors that are added to the residual stream, or take its place, in the order of the slots.
+    """Vectors added to the residual stream, or replacing it, in slot order.
 
     Attributes:
         index: index of the hidden states that a vector changes: 0 after the embedding, i after layer i - 1.
@@ -62,7 +62,7 @@ class Vectors(NamedTuple):
 
 
 class Ablations(NamedTuple):
-    """Heads and experts whose outputs are replaced by zero.
+    """Heads and experts with outputs replaced by zero.
 
     Attributes:
         site: layer and kind, by `site_of`.
@@ -77,13 +77,13 @@ class Ablations(NamedTuple):
 
 
 class ProbeInputs(NamedTuple):
-    """Operands of a step that reads or changes something inside the model; None for what it does not.
+    """Operands of reads and changes inside the model; None for absent parts.
 
     Attributes:
         places: tokens of each lane whose hidden states are returned; T for none, whose entries are zero. None where
             those of the last token are.
         layers: index of the hidden states that each slot returns, as in `LM.forward`: 0 after the embedding.
-        vectors, ablations: what is changed.
+        vectors, ablations: the changes.
     """
 
     places: Int32[Array | np.ndarray, "lane place"] | None
@@ -118,7 +118,7 @@ class ProbeHooks(Hooks):
         positions: position of each lane's first token.
         tokens: T.
         devices: that share the model.
-        last: each lane's last token, whose hidden states are returned where the operands have no places.
+        last: each lane's last token, read if the operands have no places.
 
     Attributes:
         hidden_states: of the layers so far, by slot, zeros where a slot is empty or a place is T; None if none are
@@ -139,14 +139,14 @@ class ProbeHooks(Hooks):
         self.hidden_states: HiddenRows | None = None
 
     def residual(self, x: Activations, index: int) -> Activations:
-        """Read and change the residual stream after the embedding (index 0), or after layer `index - 1`."""
-        given = self._probes.vectors
-        if given is not None:
-            hit = self._hit(given.index, index, given.first, given.end)
+        """Read and change the residual stream after the embedding or a layer."""
+        vectors = self._probes.vectors
+        if vectors is not None:
+            hit = self._hit(vectors.index, index, vectors.first, vectors.end)
             for slot in range(hit.shape[2]):
                 # A sum with zero would turn -0.0 into 0.0.
-                vector = jnp.asarray(given.vector)[:, slot][:, None]
-                replaces = jnp.asarray(given.replaces)[:, slot][:, None, None]
+                vector = jnp.asarray(vectors.vector)[:, slot][:, None]
+                replaces = jnp.asarray(vectors.replaces)[:, slot][:, None, None]
                 x = jnp.where(hit[:, :, slot, None], jnp.where(replaces, vector, x + vector), x)
         if self._probes.layers is not None:
             self._read(x, index, jnp.asarray(self._probes.layers))
@@ -156,15 +156,15 @@ class ProbeHooks(Hooks):
         assert self._places is not None
         rows = jnp.take_along_axis(x, self._places[:, :, None], axis=1, mode="fill", fill_value=0)
         rows = rows.reshape((len(rows), -1))
-        before = self.hidden_states or (jnp.zeros_like(rows),) * layers.shape[1]
+        previous = self.hidden_states or (jnp.zeros_like(rows),) * layers.shape[1]
         self.hidden_states = tuple(
-            jnp.where((layers[:, slot] == index)[:, None], rows, found) for slot, found in enumerate(before)
+            jnp.where((layers[:, slot] == index)[:, None], rows, value) for slot, value in enumerate(previous)
         )
 
     def heads(
         self, x: Float32[Array, "lane token head size"], layer: int, kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Zero the outputs of ablated heads of a layer; with several devices these are a device's own heads."""
+        """Zero the outputs of a layer's ablated heads on this device."""
         head = jnp.arange(x.shape[2], dtype=jnp.int32)[None, None]
         if self._devices.model > 1:
             # Heads are split in their order.
@@ -179,11 +179,11 @@ class ProbeHooks(Hooks):
         ablated = self._ablated(layer, "expert", expert)
         return weight if ablated is None else jnp.where(ablated, 0.0, weight)
 
-    def _hit(self, given: Array | np.ndarray, wanted: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
+    def _hit(self, index: Array | np.ndarray, value: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
         """Return whether a slot is meant at each token, bool [lane, token, slot]."""
-        at = self._at[:, :, None]
-        own = (jnp.asarray(given) == wanted)[:, None]
-        return own & (at >= jnp.asarray(first)[:, None]) & (at < jnp.asarray(end)[:, None])
+        token = self._at[:, :, None]
+        same = (jnp.asarray(index) == value)[:, None]
+        return same & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])
 
     def _ablated(
         self, layer: int, kind: str, unit: Int32[Array, "lanes tokens units"]
@@ -192,11 +192,11 @@ class ProbeHooks(Hooks):
         if ablations is None:
             return None
         hit = self._hit(ablations.site, site_of(layer, kind), ablations.first, ablations.end)
-        own = [
+        by_slot = [
             hit[:, :, slot, None] & (unit == jnp.asarray(ablations.unit)[:, slot][:, None, None])
             for slot in range(hit.shape[2])
         ]
-        found = own[0]
-        for one in own[1:]:
-            found = found | one
-        return found
+        ablated = by_slot[0]
+        for slot_ablated in by_slot[1:]:
+            ablated = ablated | slot_ablated
+        return ablated

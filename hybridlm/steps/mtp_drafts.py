@@ -1,4 +1,4 @@
-"""Drafts of the multi-token-prediction (MTP) head: tokens after the sampled one, each from the previous one."""
+"""Drafts of the multi-token-prediction (MTP) head, each from the previous token."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def propose_mtp_drafts(
 
     Args:
         model: a model with an MTP head.
-        layers: its state, in which the head's part has consumed all tokens but the sampled one.
+        layers: its state; the head has consumed all tokens except the sampled one.
         token: the token that each lane has sampled.
         inputs: inputs of the step; its KV cache blocks hold the positions of all drafts.
         consumed: number of tokens that the step has consumed; a lane with 0 has not sampled, and gets no drafts.
@@ -42,26 +42,28 @@ def propose_mtp_drafts(
         Drafts, all in the vocabulary, and the state.
     """
     assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
-    *before, head = layers
+    *body, head = layers
     rows, hidden, vocabulary = head.layer, head.hidden, Vocabulary.of(model.config)
-    one, (sampling, sampling_mode) = (consumed > 0).astype(jnp.int32), inputs.required_sampling
+    length, (sampling, sampling_mode) = (consumed > 0).astype(jnp.int32), inputs.required_sampling
 
     def inside(token: Array) -> Array:
         # sampling from NaN logits gives an id outside the vocabulary
         return jnp.where(token < vocabulary.size, token, 0)
 
-    token, found, drawn_at = inside(token), list[Array](), inputs.batch.positions + consumed
+    token, drafts, start = inside(token), list[Array](), inputs.batch.positions + consumed
     for place in range(count):
         # Without a barrier XLA:CPU fuses the drafts of a single lane into one another endlessly; before a loop it would
         # convert the whole embedding to float32 for the few rows that are read.
         hidden, token = lax.optimization_barrier((hidden, token))
-        at = drawn_at + place
-        after, rows = model.mtp_forward(token[:, None], hidden[:, None], one, at, rows, inputs.batch.kv_blocks)
-        hidden = after[:, 0]
+        position = start + place
+        residual, rows = model.mtp_forward(
+            token[:, None], hidden[:, None], length, position, rows, inputs.batch.kv_blocks
+        )
+        hidden = residual[:, 0]
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:
-            logits = jax.vmap(processor)(logits, token, at + 1)
+            logits = jax.vmap(processor)(logits, token, position + 1)
         devices = model.config.devices
-        token = inside(sample_tokens(logits, sampling, at + 1, sampling_mode, devices))
-        found.append(token)
-    return jnp.stack(found, axis=1), (*before, MtpState(rows, head.hidden))
+        token = inside(sample_tokens(logits, sampling, position + 1, sampling_mode, devices))
+        drafts.append(token)
+    return jnp.stack(drafts, axis=1), (*body, MtpState(rows, head.hidden))

@@ -99,5 +99,5 @@ class StepInputs(NamedTuple):
 
 
 def blocks_for(positions: int) -> np.ndarray:
-    """Return `kv_blocks` of a step whose lanes end at this position."""
+    """Return `kv_blocks` of a step with lanes up to this position."""
     return np.array(max(kv_blocks(positions), 1), np.int32)

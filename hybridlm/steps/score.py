@@ -77,17 +77,17 @@ def score_tokens(
     top: int,
     chosen: Chosen | None = None,
 ) -> Scored:
-    """Score tokens by a log-softmax over the whole vocabulary, in blocks of tokens, to hold few logits at once."""
+    """Score tokens by a log-softmax over the vocabulary, in blocks of few logits."""
     vocabulary = Vocabulary.of(model.config)
 
     def score_block(inputs: tuple[Array, Array]) -> Scored:
         hidden, target = inputs
         logits = model.logits(hidden).reshape((target.size, -1))
         each = target.reshape((-1,))
-        total, found = vocabulary.log_total(logits), vocabulary.logit(logits, each)
+        total, logit = vocabulary.log_total(logits), vocabulary.logit(logits, each)
         best, ids = vocabulary.best(logits, top) if top else (None, None)
         greedy = vocabulary.is_most_likely(logits, each)
-        scored = Scored((found - total)[:, 0], greedy, ids, None if best is None else best - total)
+        scored = Scored((logit - total)[:, 0], greedy, ids, None if best is None else best - total)
         return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
 
     def describe_block(inputs: tuple[Array, Array, Array, Array]) -> Scored:
@@ -133,9 +133,9 @@ def token_logits(
     targets: Int32[Array, "lane token"],
     keep_logits: bool,
 ) -> tuple[Float32[Array, "lane token"], Float32[Array, "lane token vocab"] | None]:
-    """Return `Scored.logprob` of the targets, and the logits that it is computed from, with a gradient.
+    """Return differentiable log-probabilities of the targets, and their logits.
 
-    The products and the blocks are those of `score_tokens`, and so are the bits. A gradient computes the logits of a
+    Products, blocks and bits equal `score_tokens`. A gradient computes the logits of a
     block anew instead of keeping them.
 
     Args:
@@ -149,23 +149,23 @@ def token_logits(
         hidden, target = inputs
         logits = model.logits(hidden).reshape((target.size, -1))
         total = vocabulary.log_total(logits, differentiable=True)
-        found = vocabulary.logit(logits, target.reshape((-1,)))
-        kept = logits.reshape((*target.shape, -1)) if keep_logits else None
-        return (found - total)[:, 0].reshape(target.shape), kept
+        logit = vocabulary.logit(logits, target.reshape((-1,)))
+        block_logits = logits.reshape((*target.shape, -1)) if keep_logits else None
+        return (logit - total)[:, 0].reshape(target.shape), block_logits
 
     return in_blocks(block, (hidden, targets), vocabulary.held)
 
 
-def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], held: int) -> Any:
-    """Return what a function gives of blocks of tokens, one after the other, joined.
+def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], logit_count: int) -> Any:
+    """Apply a function to blocks of tokens in sequence and join the results.
 
     Args:
         describe: arrays [lane, token of the block, ..] -> a pytree of such arrays.
         inputs: arrays [lane, token, ..].
-        held: logits of a token on one device.
+        logit_count: logits of a token on one device.
     """
     lanes, tokens = inputs[0].shape[:2]
-    rows = max(MIN_HEAD_ROWS, MAX_HEAD_BYTES // (4 * held))
+    rows = max(MIN_HEAD_ROWS, MAX_HEAD_BYTES // (4 * logit_count))
     block = min(tokens, max(1, rows // lanes))
     blocks = -(-tokens // block)
 

@@ -34,7 +34,7 @@ Step = Callable[[tuple[Any, ...], Rows, StepInputs], tuple[Any, Rows]]
 
 @dataclass(frozen=True)
 class Structure:
-    """A model without its parameters: the static part of a step beside the flat tuple of arrays.
+    """A model without its parameters: the static part of a step.
 
     Attributes:
         graph, tree: structure of the model over its arrays.
@@ -46,7 +46,7 @@ class Structure:
     arrays: Rows
 
     def rebuild(self, params: tuple[Any, ...]) -> Decoder:
-        """Return the model with these parameters, inside a trace; extra arrays at the end are ignored.
+        """Return the model with these parameters inside a trace; ignore extra arrays.
 
         Args:
             params: arrays, or a `LinearWeight` in the place of one.
@@ -55,11 +55,11 @@ class Structure:
 
 
 def flatten(model: Decoder) -> tuple[Structure, tuple[Any, ...]]:
-    """Split a model into its structure and a flat tuple of arrays, which costs a step nothing per call.
+    """Split a model into its structure and a flat tuple of arrays, free per call.
 
     For an abstract model the tuple holds ShapeDtypeStructs; a weight that is no plain array is one entry.
     """
     graph, state = nnx.split(model)
-    leaves, tree = jax.tree.flatten(state, is_leaf=lambda one: isinstance(one, LinearWeight))
+    leaves, tree = jax.tree.flatten(state, is_leaf=lambda leaf: isinstance(leaf, LinearWeight))
     arrays: Any = Rows(model.state_arrays(), state_array(jnp.int32, role="token", token=1))
     return Structure(graph, tree, arrays), tuple(leaves)

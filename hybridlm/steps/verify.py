@@ -1,4 +1,4 @@
-"""The verifying step of speculative decoding: forward, sample, accept and replay the accepted tokens, in one program.
+"""The verifying step: forward, sample, accept, and replay accepted tokens in one program.
 
 A lane consumes certain tokens (the one it sampled last, or the next ones of its prompt) followed by drafts of what it
 will sample. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token
@@ -63,7 +63,7 @@ def accept(
     lengths: Int32[Array, "lane"],
     drafts: Int32[Array, "lane"],
 ) -> Int32[Array, "lane"]:
-    """Return the number of accepted tokens per lane: certain tokens, and drafts up to the first wrong one.
+    """Return the accepted tokens per lane: certain tokens and drafts before a mismatch.
 
     Args:
         tokens: input of each lane.
@@ -87,17 +87,17 @@ def _sample_after_each(
 ) -> SampledTokens:
     """Sample after every token of every lane: [lane, token, ..]."""
     lanes, count, _ = hidden.shape
-    changes, (sampling, sampling_mode) = inputs.changes, inputs.required_sampling
-    behind = inputs.batch.positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
+    changes = inputs.changes
+    positions = inputs.batch.positions[:, None] + 1 + jnp.arange(count, dtype=jnp.int32)[None]
     masks = None if changes is None else changes.mask
     changes = None if changes is None else changes._replace(mask=None)
-    each, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), (sampling, changes))
+    rows = inputs.required_sampling[0], changes
+    row_sampling, changes = jax.tree.map(lambda x: jnp.repeat(jnp.asarray(x), count, axis=0), rows)
     if changes is not None and masks is not None:
         changes = changes._replace(mask=jnp.asarray(masks).reshape((lanes * count, -1)))
     logits = Vocabulary.of(model.config).whole(model.logits(hidden).reshape((lanes * count, -1)))
     last = None if processor is None else tokens.reshape(-1)
     devices = model.config.devices
-    sampled = sample_with_logprobs(
-        logits, last, behind.reshape(-1), each, sampling_mode, top, processor, devices, changes
-    )
+    row_inputs = inputs._replace(sampling=row_sampling, changes=changes)
+    sampled = sample_with_logprobs(logits, last, positions.reshape(-1), row_inputs, top, processor, devices)
     return jax.tree.map(lambda x: x.reshape((lanes, count, *x.shape[1:])), sampled)

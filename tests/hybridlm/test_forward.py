@@ -42,6 +42,41 @@ def test_a_state_is_put_back(text_lm: hybridlm.LM) -> None:
     assert np.abs(np.asarray(text_lm.forward(TOKENS[4:], state=changed).logits - rest.logits)).max() > 0.01
 
 
+def test_one_array_of_a_state_is_replaced(text_lm: hybridlm.LM) -> None:
+    state = text_lm.forward(TOKENS, return_states=True).states
+    assert state is not None
+    name, recurrent = "layers[0][0].recurrent", state.layers[0][0].recurrent
+    changed = state.replace({name: jnp.zeros_like(recurrent)})
+    assert changed.position == 8 and not np.asarray(changed.layers[0][0].recurrent).any()
+    whole = jax.tree.leaves(state)
+    other = [new is not old for new, old in zip(jax.tree.leaves(changed), whole, strict=True)]
+    assert sum(other) == 1 and np.asarray(recurrent).any()
+    with pytest.raises(ValueError) as error:
+        state.replace({name: np.zeros((1, 2), np.float32), "layers[9][0].recurrent": recurrent})
+    assert f"{name}: expected float32[1,8,8,16]" in str(error.value) and "layers[9][0].recurrent:" in str(error.value)
+
+
+def test_logits_of_hidden_states(text_lm: hybridlm.LM) -> None:
+    """The last hidden states give the logits of `forward`, with any leading axes, and a gradient."""
+    out = text_lm.forward(TOKENS)
+    lens = text_lm.logits(jnp.stack(out.hidden_states))
+    assert lens.shape == (text_lm.config.num_layers + 1, 8, 97) and lens.dtype == jnp.float32
+    np.testing.assert_allclose(lens[-1], out.logits, atol=2e-3)
+    assert np.abs(np.asarray(lens[0] - out.logits)).max() > 0.1
+    row = np.asarray(out.hidden_states[-1])[3]
+    np.testing.assert_allclose(text_lm.logits(row), lens[-1, 3], atol=2e-3)
+    weights = text_lm.params | {"norm.weight": text_lm.params["norm.weight"] * 0}
+    assert not np.array_equal(text_lm.logits(row, params=weights), lens[-1, 3])
+    slope = jax.grad(lambda x: text_lm.logits(x)[5])(jnp.asarray(row))
+    assert slope.shape == row.shape and np.isfinite(np.asarray(slope)).all() and np.asarray(slope).any()
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 3), np.float32), np.zeros(2), [0.5], "a", np.float32(1)])
+def test_other_arrays_are_no_hidden_states(text_lm: hybridlm.LM, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="^hidden: expected float32"):
+        text_lm.logits(wrong)
+
+
 @pytest.mark.slow
 def test_gradients_reach_every_parameter_and_are_right(text_lm: hybridlm.LM) -> None:
     def loss(params):
@@ -73,6 +108,8 @@ def test_gradients_reach_every_parameter_and_are_right(text_lm: hybridlm.LM) -> 
         ([[[1]]], TypeError, r"\(1, 1, 1\)"),
         ([1, 97], ValueError, r"\[0, 97\), got 1..97"),
         ([-1], ValueError, "got -1..-1"),
+        ("a text", TypeError, "encode"),
+        ([[1, 2], [3]], ValueError, "lengths 2, 1"),
         ([1] * 257, ValueError, "0 \\+ 257 tokens are more than the context of 256"),
     ],
 )
@@ -203,8 +240,8 @@ def test_bad_embeddings(text_lm: hybridlm.LM) -> None:
 def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) -> None:
     """Names, dtypes and shapes, and no numbers."""
     out = text_lm.forward(TOKENS, return_states=True)
-    assert repr(out.states).startswith("SequenceState(position=8\n  [0][0].conv")
-    assert "[0][0].recurrent float32[1, 8, 8, 16]" in " ".join(repr(out.states).split())
+    assert repr(out.states).startswith("SequenceState(position=8\n  layers[0][0].conv")
+    assert "layers[0][0].recurrent float32[1, 8, 8, 16]" in " ".join(repr(out.states).split())
     assert "['logits'] float32[8, 97]" in " ".join(repr(out).split()) and len(repr(out)) < 2000
     for shown in (out.states, out, text_lm):
         html = shown._repr_html_()  # type: ignore[union-attr]

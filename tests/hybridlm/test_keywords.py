@@ -30,6 +30,16 @@ MODEL: Any = None
         (hybridlm.Session.submit, "max_length", "max_tokens"),
         (hybridlm.load, "max_model_len", "context"),
         (hybridlm.load, "lane", "lanes"),
+        (hybridlm.load, "max_num_seqs", "lanes"),
+        (hybridlm.load, "tensor_parallel_size", "mesh"),
+        (hybridlm.load, "enable_prefix_caching", "prefix_cache"),
+        (LM.forward, "return_state", "return_states"),
+        (LM.embed, "pool", "pooling"),
+        (LM.classify, "text", "texts"),
+        (LM.choose, "option", "options"),
+        (LM.update, "partials", "partial"),
+        (hybridlm.Intervention.ablate_head, "heads", "head"),
+        (hybridlm.Intervention.patch, "layer", "layers"),
     ],
 )
 def test_the_error_has_the_name_that_is_meant(call: Any, name: str, meant: str) -> None:
@@ -37,7 +47,7 @@ def test_the_error_has_the_name_that_is_meant(call: Any, name: str, meant: str) 
         call(MODEL, **{name: 1})
 
 
-@pytest.mark.parametrize("name", ["num_beams", "best_of", "do_sample"])
+@pytest.mark.parametrize("name", ["num_beams", "best_of", "do_sample", "include_stop_str_in_output", "flat_logprobs"])
 def test_names_without_an_argument_have_advice(name: str) -> None:
     with pytest.raises(TypeError) as error:
         LM.generate(MODEL, "a", **{name: 1})
@@ -74,3 +84,30 @@ def test_calls_and_signatures_stay_as_they_are() -> None:
     assert (add(1), add(1, b=3), add(a=1), add.__doc__) == (3, 4, 3, "Add.")
     with pytest.raises(TypeError, match="missing"):
         add()  # type: ignore[call-arg]  # wrong on purpose
+
+
+VLLM_NAMES = (
+    "max_model_len", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization", "max_num_seqs",
+    "max_num_batched_tokens", "enable_prefix_caching", "quantization", "load_format", "swap_space", "cpu_offload_gb",
+    "enforce_eager", "kv_cache_dtype", "trust_remote_code",
+)  # fmt: skip
+"""Arguments of vllm.LLM."""
+VLLM_FIELDS = (
+    "best_of", "use_beam_search", "length_penalty", "early_stopping", "stop_token_ids", "include_stop_str_in_output",
+    "allowed_token_ids", "detokenize", "output_kind", "flat_logprobs", "truncate_prompt_tokens", "structured_outputs",
+)  # fmt: skip
+"""Fields of vllm.SamplingParams."""
+
+
+@pytest.mark.parametrize(
+    ("call", "names"), [(hybridlm.load, VLLM_NAMES), (hybridlm.SamplingParams, VLLM_FIELDS)], ids=["load", "params"]
+)
+def test_names_of_vllm_have_an_argument_or_advice(call: Any, names: tuple[str, ...]) -> None:
+    known = inspect.signature(call).parameters
+    for name in names:
+        assert name in known or "arguments are" not in unknown_keyword(name, known), name
+
+
+def test_only_public_names_are_listed() -> None:
+    names = [name for name in dir(hybridlm) if not name.startswith("__")]
+    assert sorted(names + ["__version__"]) == sorted(hybridlm.__all__)

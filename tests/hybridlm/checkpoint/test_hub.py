@@ -81,7 +81,7 @@ def test_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "org/na me", "org/a..b", "org/a--b", "-x/y", "org/name?x", "x" * 5000])
 def test_neither(hub: list[dict[str, Any]], name: str) -> None:
-    assert "neither a directory nor a Hub id" in refused(name)
+    assert f"model {name!r}: neither a directory nor a Hub id" in refused(name)
     assert not hub
 
 

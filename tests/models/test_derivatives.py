@@ -88,7 +88,7 @@ def test_every_derivative_is_the_difference(name: str) -> None:
     for i, move in enumerate(moves):
         runs += [[*exact[:i], exact[i] + size * move, *exact[i + 1 :]] for size in (STEP, -STEP)]
     result = in_float64(run, args, runs)
-    weights = [rng.normal(size=item.shape[1:]) for item in result]
+    weights = [rng.normal(size=array.shape[1:]) for array in result]
     slopes = np.sum(
         [(item * w).reshape((len(runs), -1)).sum(1) for item, w in zip(result, weights, strict=True)], axis=0
     )

@@ -59,7 +59,7 @@ def test_places_that_append_writes_are_distinct() -> None:
     index, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))
     scatters = [
-        item for item in ir.all_eqns(program(cache.key, new, index, valid).jaxpr) if item.primitive.name == "scatter"
+        eqn for eqn in ir.all_eqns(program(cache.key, new, index, valid).jaxpr) if eqn.primitive.name == "scatter"
     ]
     assert [item.params["unique_indices"] for item in scatters] == [True]
     places = np.asarray(write_places(jnp.asarray(index), jnp.asarray(valid), KV_BLOCK))
@@ -74,7 +74,7 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
     layer = nnx.eval_shape(lambda: AttentionConfig(4, 2, 64, devices=Devices(platform="tpu")).build(16, nnx.Rngs(0)))
     size = state_size([layer], jnp.bfloat16)
     assert (size.token, size.unused) == (2 * 2 * 128 * 2, 2 * 2 * 64 * 2)
-    assert [item.shape for item in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
+    assert [array.shape for array in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
         (3, 2, 256, 128)
     ] * 2
 

@@ -53,15 +53,15 @@ def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
     lanes = len(POSITIONS)
     lengths = np.array([max(tokens - k % 3, 1) for k in range(lanes)], np.int32)
     lengths[1] = 0
-    query, key = (rng.normal(size=(lanes, tokens, item, size)).astype(np.float32) for item in (heads, kv_heads))
+    query, key = (rng.normal(size=(lanes, tokens, count, size)).astype(np.float32) for count in (heads, kv_heads))
     value = rng.normal(size=(lanes, tokens, kv_heads, value_size)).astype(np.float32)
-    caches = [rng.normal(size=(lanes, kv_heads, CONTEXT, item)).astype(np.float32) for item in (size, value_size)]
+    caches = [rng.normal(size=(lanes, kv_heads, CONTEXT, count)).astype(np.float32) for count in (size, value_size)]
     for lane, (length, position) in enumerate(zip(lengths, POSITIONS, strict=True)):
-        for item in (query, key, value):
-            item[lane, length:] = np.nan
-        for item in caches:
-            item[lane, :, position:] = np.nan
-    keys, values = (jnp.asarray(item, dtype) for item in caches)
+        for array in (query, key, value):
+            array[lane, length:] = np.nan
+        for array in caches:
+            array[lane, :, position:] = np.nan
+    keys, values = (jnp.asarray(array, dtype) for array in caches)
     rest = (None, (keys, None)) if kind == "latent" else (jnp.asarray(value), (keys, values))
     index = jnp.array(POSITIONS, jnp.int32)
     return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), index)
@@ -154,7 +154,7 @@ def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
 
     def loss(devices: Devices, blocks: Any, tokens: Any, caches: Any) -> Any:
         out, updated = operation(kind, devices, of(*tokens, caches, *operands[4:]), blocks)
-        return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(item**2) for item in jax.tree.leaves(updated))
+        return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(array**2) for array in jax.tree.leaves(updated))
 
     index = operands[:3], operands.caches
 
@@ -194,14 +194,14 @@ def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
 def test_step_is_certified_and_in_place(kind: str) -> None:
     args, form = arguments(kind), partial(step, value_size=KINDS[kind][3])
     compiled = compile_step(form, args, CONTRACTS[kind])
-    assert {"idle", "dimensions"} <= {item.id for item in compiled.certificate.proved}
-    (assumed,) = [item for item in compiled.certificate.assumed if item.id == "opaque-idle"]
+    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(LATENT_ATTENTION if kind == "latent" else ATTENTION)
     expected = jax.jit(form)(*args)
     caches = jax.tree.map(jnp.array, args[0])
-    where = [item.unsafe_buffer_pointer() for item in jax.tree.leaves(caches)]
+    where = [array.unsafe_buffer_pointer() for array in jax.tree.leaves(caches)]
     result = compiled(caches, *args[1:])
-    assert [item.unsafe_buffer_pointer() for item in jax.tree.leaves(result[1])] == where
+    assert [array.unsafe_buffer_pointer() for array in jax.tree.leaves(result[1])] == where
     same(result, expected)
 
 

@@ -30,7 +30,7 @@ def operands(
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes, ends = len(lengths), np.array(lengths, np.int32)
     query = rng.normal(size=(lanes, tokens, heads, size)).astype(np.float32)
-    key, value = (rng.normal(size=(lanes, kv_heads, context, item)).astype(np.float32) for item in (size, value_size))
+    key, value = (rng.normal(size=(lanes, kv_heads, context, count)).astype(np.float32) for count in (size, value_size))
     first = np.maximum(ends - tokens, 0)
     valid = np.arange(tokens)[None] < (ends - first)[:, None]
     for lane, length in enumerate(lengths):
@@ -84,7 +84,7 @@ def test_lanes_keep_their_bits(kind: str) -> None:
     query, cache, index, valid = operands(kind, 2)
     expected = run(kind, (query, cache, index, valid))
     for bad in (0, 1):
-        poisoned = jax.tree.map(lambda item, bad=bad: item.at[bad::2].set(jnp.nan), (query, cache))
+        poisoned = jax.tree.map(lambda array, bad=bad: array.at[bad::2].set(jnp.nan), (query, cache))
         result = run(kind, (*poisoned, index, valid))
         other_lanes = np.arange(len(LENGTHS)) % 2 != bad
         np.testing.assert_array_equal(result[other_lanes], expected[other_lanes])

@@ -110,7 +110,7 @@ def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
     np.add.at(want, expert[present], np.einsum("ro,ri->roi", upward[present].astype(np.float64), x[present]))
     np.testing.assert_allclose(of_w, want, atol=1e-4)
     program = jax.make_jaxpr(jax.grad(run, argnums=(0, 1)))(x, w)
-    assert "ragged_dot_general" not in {item.primitive.name for item in ir.all_eqns(program.jaxpr)}
+    assert "ragged_dot_general" not in {eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr)}
 
 
 @pytest.mark.each_value
@@ -157,7 +157,7 @@ def primitives(platform: str, count: int) -> set[str]:
     x, expert = rows(count)
     product = partial(expert_dot, devices=Devices(platform=platform))
     program = jax.make_jaxpr(product)(x, weights(jnp.bfloat16), expert)
-    return {item.primitive.name for item in ir.all_eqns(program.jaxpr)}
+    return {eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr)}
 
 
 @pytest.mark.parametrize("count", [1, MAX_SORTED_ROWS * EXPERTS, MAX_SORTED_ROWS * EXPERTS + 1])

@@ -73,7 +73,7 @@ def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, 
     weight, devices = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
     expert = operands(37)[2]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(37, 96)), jnp.float32)
-    product = jax.jit(lambda x, item: experts_product(x, item, expert, True, devices))
+    product = jax.jit(lambda x, weight: experts_product(x, weight, expert, True, devices))
     result = np.asarray(product(x, weight))
     np.testing.assert_array_equal(result, run(x, jax.jit(type(weight).numbers)(weight), expert))
     assert (result[np.asarray(expert) == EXPERTS] == 0).all()

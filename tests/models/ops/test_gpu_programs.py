@@ -42,7 +42,7 @@ def compiled(
 ) -> tuple[int, Kernels]:
     """Return the bytes of scratch, and the operations."""
     place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
-    args = jax.tree.map(lambda item: jax.ShapeDtypeStruct(item.shape, item.dtype, sharding=place), shapes)
+    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
     lowered = jax.jit(fn, donate_argnums=donated).lower(*args)
     program = compile_with_assignment(lowered, None)
     executable = read(program.compiled, program.dump)
@@ -125,12 +125,12 @@ def cases() -> dict[str, Any]:
 def test_kernels_move_each_array_once(name: str, target: str) -> None:
     """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
     operation, arrays = cases()[name]
-    types = jax.tree.map(lambda item: array(*item.shape, dtype=item.dtype), arrays)
+    types = jax.tree.map(lambda leaf: array(*leaf.shape, dtype=leaf.dtype), arrays)
     donated = STATES.get(name.partition(",")[0], (5,))
     scratch, result = compiled(partial(operation, kernels="auto"), *types, donated=donated, target=target)
-    assert any("_kernel" in item.op_name for item in result.kernels)
+    assert any("_kernel" in kernel.op_name for kernel in result.kernels)
     results = jax.eval_shape(partial(operation, kernels="off"), *types)
-    needed = sum(item.size * item.dtype.itemsize for item in jax.tree.leaves((types, results)))
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((types, results)))
     assert result.moved < 1.5 * needed and scratch < needed
 
 
@@ -204,7 +204,7 @@ PACKED: dict[str, Form] = {
 def packed(shape: tuple[int, ...], groups: int, scheme: str) -> QuantisedWeight:
     """Types of a packed weight."""
     small = weight_of((*[1 for _ in shape[:-1]], shape[-1]), groups, PACKED[scheme])
-    return jax.tree.map(lambda item: array(*shape[:-1], item.shape[-1], dtype=item.dtype), small)
+    return jax.tree.map(lambda leaf: array(*shape[:-1], leaf.shape[-1], dtype=leaf.dtype), small)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 2048])
@@ -215,12 +215,12 @@ def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) 
     groups = {"int8": 1, "fp8-block": 6, "int4": 6, "nvfp4": 48, "Q4_K": 24}[scheme]
     weight = packed((outputs, inputs), groups, scheme)
     x = array(rows, inputs)
-    scratch, result = compiled(lambda x, item: linear(x, item, Devices(platform="gpu", kernels="auto")), x, weight)
+    scratch, result = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu", kernels="auto")), x, weight)
     beside = 4 * max(rows, 16) * (inputs + outputs)
     assert result.moved < 1.25 * (weight.nbytes + beside)
     assert scratch < beside and (scratch < outputs * inputs or rows == 2048)
     if rows < 2048:
-        _, without = compiled(lambda x, item: linear(x, item, Devices(platform="gpu")), x, weight)
+        _, without = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu")), x, weight)
         assert without.moved > 2 * result.moved, "what XLA does without a kernel"
 
 
@@ -246,7 +246,7 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     experts, outputs, inputs = 256, 64, 128
     operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
     _, result = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
-    (kernel,) = [item for item in result.kernels if "expert_rows_kernel" in item.op_name]
+    (kernel,) = [kernel for kernel in result.kernels if "expert_rows_kernel" in kernel.op_name]
     matrices = (kernel.read - 2 * max(MIN_ROWS, rows) * inputs) // (2 * outputs * inputs)
     assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
 
@@ -254,7 +254,7 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
 def test_filters_read_the_logits_a_few_times() -> None:
     """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
-    types = [array(64, *item.shape[1:], dtype=item.dtype) for item in arrays]
+    types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     _, result = compiled(partial(operation, kernels="auto"), *types)
     assert result.moved < 7 * 4 * types[0].size
 
@@ -263,7 +263,7 @@ def test_filters_read_the_logits_a_few_times() -> None:
 def test_filters_without_a_kernel_read_the_logits_once_in_each_pass(vocab: int) -> None:
     """8 passes for top_k, 11 for top_p, the most likely token and the sampled one; no pass writes what it weighs."""
     operation, arrays = cases()["filters, 4 rows"]
-    types = [array(64, *item.shape[1:], dtype=item.dtype) for item in arrays]
+    types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     types[0] = array(64, vocab)
     scratch, result = compiled(partial(operation, kernels="off"), *types)
     assert result.moved < 24 * 4 * types[0].size and scratch < types[0].size

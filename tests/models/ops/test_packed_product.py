@@ -152,7 +152,7 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
         arguments = expert if absent else expert % 4
         item, other = (experts_product(x, weight, arguments, absent, devices) for devices in (HERE, Devices()))
         np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-2)
-        assert (np.asarray(item)[[2, 5]] == 0).all() == absent
+        assert (np.asarray(array)[[2, 5]] == 0).all() == absent
 
 
 def test_derivatives_are_those_of_the_numbers() -> None:
@@ -168,13 +168,13 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
     weight, x = weight_of((16, 32), 1, ("int8", False, False)), rows(4, 32)
     contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), weight)), outputs=Lane())
     proof = prove_isolation(lambda x, w: linear(x, w, HERE), (x, weight), contract)
-    assert any(item.about.startswith("packed_product") for item in proof.assumed), proof.assumed
+    assert any(statement.about.startswith("packed_product") for statement in proof.assumed), proof.assumed
     with pytest.raises(IsolationError):
         prove_isolation(lambda x, w: linear(x[::-1], w, HERE), (x, weight), contract)
     many = weight_of((3, 16, 32), 1, ("int8", False, False))
     contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), many), Lane()), outputs=Lane())
     ids = jnp.zeros(4, jnp.int32)
     proof = prove_isolation(lambda x, w, e: experts_product(x, w, e, False, HERE), (x, many, ids), contract)
-    assert any(item.about.startswith("packed_expert_product") for item in proof.assumed), proof.assumed
+    assert any(statement.about.startswith("packed_expert_product") for statement in proof.assumed), proof.assumed
     with pytest.raises(IsolationError):
         prove_isolation(lambda x, w, e: experts_product(x, w, e[::-1], False, HERE), (x, many, ids), contract)

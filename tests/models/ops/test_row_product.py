@@ -145,7 +145,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
     x, weight = operands(4, 32, 16, "float32")
     contract = LaneContract(inputs=(Lane(), Shared()), outputs=Lane())
     proof = prove_isolation(lambda x, w: linear(x, w, HERE), (x, weight), contract)
-    assert any(item.about.startswith("row_product") for item in proof.assumed), proof.assumed
+    assert any(statement.about.startswith("row_product") for statement in proof.assumed), proof.assumed
 
     def undeclared(x, weight):
         result = jax.ShapeDtypeStruct((len(x), len(weight)), jnp.float32)

@@ -97,7 +97,7 @@ def test_packed_weights_have_the_bits_of_their_numbers(
     """A group of one turn, several groups of a turn, a group that is a row; outputs that fill no tile."""
     weight, x = weight_of((outputs, inputs), groups, form, scales=scales), rows(count, inputs)
     (result,) = jax.jit(step)(x, weight)
-    expected = jax.jit(lambda x, item: row_product(x, [item.numbers()], interpret=True))(x, weight)
+    expected = jax.jit(lambda x, weight: row_product(x, [weight.numbers()], interpret=True))(x, weight)
     assert result.shape == (count, outputs)
     np.testing.assert_array_equal(result, expected)
 

@@ -39,8 +39,8 @@ def inputs(form: str) -> RecurrenceInputs:
     fresh = np.array([False, False, True, False, True, False])
     state = draw(HEADS, VALUES, KEYS)
     state[fresh] = np.nan
-    for item in (query, key, value, decay):
-        item[~valid] = np.nan
+    for array in (query, key, value, decay):
+        array[~valid] = np.nan
     names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
     arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
     return RecurrenceInputs(
@@ -75,11 +75,11 @@ def test_lanes_keep_their_bits(form: str) -> None:
     operands = inputs(form)
     expected = run(form, operands, False)
     for bad in (0, 1):
-        state, value = (item.at[bad::2].set(jnp.nan) for item in (operands.state, operands.value))
+        state, value = (array.at[bad::2].set(jnp.nan) for array in (operands.state, operands.value))
         poisoned = run(form, replace(operands, state=state, value=value), False)
         other_lanes = np.arange(LANES) % 2 != bad
-        for result, item in zip(poisoned, expected, strict=True):
-            np.testing.assert_array_equal(result[other_lanes], item[other_lanes])
+        for result, reference in zip(poisoned, expected, strict=True):
+            np.testing.assert_array_equal(result[other_lanes], reference[other_lanes])
 
 
 @pytest.mark.parametrize("form", FORMS)

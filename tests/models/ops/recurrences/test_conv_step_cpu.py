@@ -146,14 +146,18 @@ def test_layers_choose_it():
 
 @pytest.mark.parametrize("activated", [True, False])
 def test_derivatives_are_those_of_the_plain_form(activated: bool):
-    state, lengths, x, fresh = (jnp.nan_to_num(item) if item.dtype == jnp.float32 else item for item in arguments(3))
+    state, lengths, x, fresh = (
+        jnp.nan_to_num(array) if array.dtype == jnp.float32 else array for array in arguments(3)
+    )
 
     def loss(devices: Devices, state: Any, x: Any, weight: Any, bias: Any) -> Any:
         y, new = layer(state, lengths, x, fresh, weight, bias, devices=devices, activated=activated)
         return jnp.sum(jnp.tanh(y)) + jnp.sum(new**2)
 
     index = state, x, WEIGHT, BIAS
-    result, expected = (jax.jit(jax.grad(partial(loss, item), (0, 1, 2, 3)))(*index) for item in (HERE, Devices()))
+    result, expected = (
+        jax.jit(jax.grad(partial(loss, devices), (0, 1, 2, 3)))(*index) for devices in (HERE, Devices())
+    )
     for item, other in zip(result, expected, strict=True):
         np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
@@ -163,8 +167,8 @@ def test_derivatives_are_those_of_the_plain_form(activated: bool):
 def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
     args = arguments(tokens, dtype=dtype)
     compiled = compile_step(step, args, CONTRACT)
-    assert {"idle", "dimensions"} <= {item.id for item in compiled.certificate.proved}
-    (assumed,) = [item for item in compiled.certificate.assumed if item.id == "opaque-idle"]
+    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(STEP)
     state = jnp.array(args[0])
     where = state.unsafe_buffer_pointer()
@@ -176,7 +180,7 @@ def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
 
 def test_each_device_of_a_mesh_has_its_lanes_and_channels():
     """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
-    args = tuple(item[:4] for item in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
+    args = tuple(array[:4] for array in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
     weight, bias = weights(38)
     by_channel = P("data", None, "model")
     specs = by_channel, P("data"), by_channel, P("data"), P("model"), P("model")
@@ -196,7 +200,7 @@ def test_each_device_of_a_mesh_has_its_lanes_and_channels():
     contract = replace(CONTRACT, inputs=(*CONTRACT.inputs, Shared(), Shared()))
     compiled = compile_step(over, placed(*args), contract)
     assert compiled.certificate.holds and compiled.certificate.copies == ()
-    assert "idle" in {item.id for item in compiled.certificate.proved}
+    assert "idle" in {statement.id for statement in compiled.certificate.proved}
 
     def run(state: Any, lengths: Any, x: Any, fresh: Any) -> tuple[np.ndarray, ...]:
         operands = placed(state, lengths, x, fresh)
@@ -207,13 +211,13 @@ def test_each_device_of_a_mesh_has_its_lanes_and_channels():
 
     expected = jax.jit(of_device)(*args, weight[:, 0], bias)
     state, lengths, x, fresh = args
-    for result, item in zip(run(*args), expected, strict=True):
-        np.testing.assert_array_equal(result, item)
+    for result, reference in zip(run(*args), expected, strict=True):
+        np.testing.assert_array_equal(result, reference)
     for lane in range(4):
         neighbours = np.arange(4) != lane
         poisoned = run(state.at[lane].set(jnp.nan), lengths, x.at[lane].set(jnp.nan), fresh)
-        for result, item in zip(poisoned, expected, strict=True):
-            np.testing.assert_array_equal(result[neighbours], np.asarray(item)[neighbours])
+        for result, reference in zip(poisoned, expected, strict=True):
+            np.testing.assert_array_equal(result[neighbours], np.asarray(reference)[neighbours])
 
 
 def test_proof_believes_the_declaration_and_nothing_more():
@@ -256,7 +260,9 @@ def test_rows_by_slot_are_proved():
     def by_the_next_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
         return by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
 
-    assert "idle" in {item.id for item in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved}
+    assert "idle" in {
+        statement.id for statement in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved
+    }
     with pytest.raises(IsolationError):
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
 
@@ -275,5 +281,5 @@ def test_lanes_keep_their_bits():
             for result, expected in zip(kernel(*poisoned), results, strict=True):
                 neighbours = np.arange(LANES) != lane
                 np.testing.assert_array_equal(np.asarray(result)[neighbours], np.asarray(expected)[neighbours])
-        for single, expected in zip(kernel(*(item[lane : lane + 1] for item in args)), results, strict=True):
+        for single, expected in zip(kernel(*(array[lane : lane + 1] for array in args)), results, strict=True):
             np.testing.assert_array_equal(single[0], expected[lane])

@@ -66,10 +66,10 @@ def test_lanes_keep_their_bits(case: tuple[int, int, bool]) -> None:
     inputs = operands(*case)
     expected = run(*inputs)
     for bad in (0, 1):
-        state, x = (item.at[bad::2].set(jnp.nan) for item in inputs[:2])
+        state, x = (array.at[bad::2].set(jnp.nan) for array in inputs[:2])
         other_lanes = np.arange(LANES) % 2 != bad
-        for result, item in zip(run(state, x, *inputs[2:]), expected, strict=True):
-            np.testing.assert_array_equal(result[other_lanes], item[other_lanes])
+        for result, reference in zip(run(state, x, *inputs[2:]), expected, strict=True):
+            np.testing.assert_array_equal(result[other_lanes], reference[other_lanes])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -84,7 +84,7 @@ def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
     proof = prove_isolation(of_lanes, tuple(lanes), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)
-    assert "idle" in {item.id for item in proof.proved}
+    assert "idle" in {statement.id for statement in proof.proved}
 
 
 def test_no_state_is_written_while_drafts_are_verified() -> None:

@@ -122,7 +122,7 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
         return jnp.sum(jnp.tanh(built.output)) + jnp.sum(built.state**2)
 
     index = operands.query, operands.value, operands.state
-    result, expected = (jax.jit(jax.grad(partial(loss, item), (0, 1, 2)))(*index) for item in (HERE, Devices()))
+    result, expected = (jax.jit(jax.grad(partial(loss, devices), (0, 1, 2)))(*index) for devices in (HERE, Devices()))
     for item, other in zip(result, expected, strict=True):
         np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
@@ -146,8 +146,8 @@ def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
 
     compiled = compile_step(over, placed(state, lengths, rest), CONTRACT)
     assert compiled.certificate.holds and compiled.certificate.copies == ()
-    assert "idle" in {item.id for item in compiled.certificate.proved}
-    (assumed,) = [item for item in compiled.certificate.assumed if item.id == "opaque-idle"]
+    assert "idle" in {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(STEP)
 
     def run(state: Any, rest: Any) -> tuple[np.ndarray, ...]:
@@ -158,13 +158,13 @@ def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
         return np.asarray(output), np.asarray(updated)
 
     expected = jax.jit(step)(state, lengths, rest)
-    for result, item in zip(run(state, rest), expected, strict=True):
-        np.testing.assert_array_equal(result, item)
+    for result, reference in zip(run(state, rest), expected, strict=True):
+        np.testing.assert_array_equal(result, reference)
     for lane in range(4):
         poisoned = jax.tree.map(lambda x, lane=lane: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
         neighbours = np.arange(4) != lane
-        for result, item in zip(run(state.at[lane].set(jnp.nan), poisoned), expected, strict=True):
-            np.testing.assert_array_equal(result[neighbours], np.asarray(item)[neighbours])
+        for result, reference in zip(run(state.at[lane].set(jnp.nan), poisoned), expected, strict=True):
+            np.testing.assert_array_equal(result[neighbours], np.asarray(reference)[neighbours])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -172,8 +172,8 @@ def test_step_is_certified_and_in_place(form: str):
     for operands in (inputs(form, 8, 16), several(form, 8, 16)):
         args = arguments(operands)
         compiled = compile_step(step, args, CONTRACT)
-        assert {"idle", "dimensions"} <= {item.id for item in compiled.certificate.proved}
-        (assumed,) = [item for item in compiled.certificate.assumed if item.id == "opaque-idle"]
+        assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+        (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
         assert assumed.about.startswith(STEP)
         state = jnp.array(operands.state)
         where = state.unsafe_buffer_pointer()
@@ -214,7 +214,9 @@ def test_rows_by_slot_are_proved():
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
     declared = Opaque((by := SlotMap("state", 8), *KERNEL_CALLS[STEP].inputs), KERNEL_CALLS[STEP].outputs, {8: 1})
     contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
-    assert "idle" in {item.id for item in compile_step(step, (pool, *args, slots), contract).certificate.proved}
+    assert "idle" in {
+        statement.id for statement in compile_step(step, (pool, *args, slots), contract).certificate.proved
+    }
 
     def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
         return step(pool, lengths, rest, jnp.roll(slots, 1))

@@ -87,7 +87,7 @@ def test_rows_by_slot_are_proved(form: str):
     contract = LaneContract((Pool("rows"), Lane(role="length"), Lane(), SlotMap("rows", SLOTS)), (Lane(), Pool("rows")))
 
     proof = prove_isolation(step, (pool, *args, slots), contract)
-    assert "idle" in {item.id for item in proof.proved}
+    assert "idle" in {statement.id for statement in proof.proved}
 
     def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
         return step(pool, lengths, rest, jnp.roll(slots, 1))

@@ -23,7 +23,7 @@ MAX_EXPERT_ROWS = 1024
 """Rows of a product with experts. A matrix is unpacked once for all rows of its expert."""
 
 
-class PackedForm(NamedTuple):
+class ProductForm(NamedTuple):
     """Static form of a packed product.
 
     Attributes:
@@ -64,7 +64,7 @@ def packed_product(
     whole: Float32[Array, "out one"],
     zero: Shaped[Array, "out offset"],
     *,
-    form: PackedForm,
+    form: ProductForm,
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
@@ -88,14 +88,14 @@ def packed_expert_product(
     zero: Shaped[Array, "expert out offset"],
     expert: Int32[Array, " row"],
     *,
-    form: PackedForm,
+    form: ProductForm,
 ) -> Float32[Array, "row out"]:
     """Return `y[r] = weight[expert[r]] @ x[r]`, as `packed_product`; NaN for an unknown expert."""
     return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), form)
 
 
 _FORMS = combinations(
-    form=[PackedForm(**form) for form in combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)]
+    form=[ProductForm(**form) for form in combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)]
 )
 ROW_KERNELS = (
     RowKernel(packed_product, "lane shared shared shared shared", _FORMS),
@@ -103,7 +103,7 @@ ROW_KERNELS = (
 )
 
 
-def _call(name: str, outputs: int, operands: tuple[Array, ...], form: PackedForm) -> Float32[Array, "row out"]:
+def _call(name: str, outputs: int, operands: tuple[Array, ...], form: ProductForm) -> Float32[Array, "row out"]:
     operands = varying_like(operands, operands)
     result = call_result((operands[0].shape[0], outputs), operands[0])
     return jax.ffi.ffi_call(name, result, vmap_method="sequential")(

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, Int32, Shaped, UInt8
 
 from models.ops.linear import LinearWeight, dot
-from models.ops.packed_product import EXPERTS_KERNEL, KERNEL, PackedForm, packed_expert_product, packed_product
+from models.ops.packed_product import EXPERTS_KERNEL, KERNEL, ProductForm, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.row_product import fastest
 from models.sharding.devices import SINGLE_DEVICE, Devices
@@ -139,9 +139,9 @@ class QuantisedWeight(LinearWeight):
         """Return True if a kernel computes the product of these rows."""
         return EXPERTS_KERNEL.chosen(devices, x, self)
 
-    def form(self) -> PackedForm:
+    def form(self) -> ProductForm:
         """Return the form of the kernels with the fastest instructions."""
-        return PackedForm(self.kind, self.dtype, fastest())
+        return ProductForm(self.kind, self.dtype, fastest())
 
     def operands(self) -> tuple[Array, Array, Array, Array]:
         """Return the arrays of the kernels, with empty arrays for None."""

@@ -11,7 +11,7 @@ from packed_weights import FORMS, Form, weight_of
 from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.linear import dot, linear
-from models.ops.packed_product import KINDS, PackedForm, packed_expert_product, packed_product
+from models.ops.packed_product import KINDS, ProductForm, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
@@ -47,7 +47,7 @@ def test_devices_of_a_mesh_multiply_their_own_parts() -> None:
 
 
 def product(x: jax.Array, weight: QuantisedWeight, instructions: str) -> np.ndarray:
-    form = PackedForm(weight.kind, weight.dtype, instructions)
+    form = ProductForm(weight.kind, weight.dtype, instructions)
     return np.asarray(packed_product(x, *weight.operands(), form=form))
 
 
@@ -110,7 +110,7 @@ def test_experts(form: Form) -> None:
     for count in (1, 4, 50):
         x = rows(count, 96)
         expert = np.random.default_rng(count).integers(-1, 6, count).astype(np.int32)
-        form_here = PackedForm(weight.kind, weight.dtype, instructions)
+        form_here = ProductForm(weight.kind, weight.dtype, instructions)
         result = np.asarray(packed_expert_product(x, *weight.operands(), jnp.asarray(expert), form=form_here))
         for i, item in enumerate(expert):
             if 0 <= item < 5:
@@ -122,7 +122,7 @@ def test_experts(form: Form) -> None:
 
 def test_operands_that_do_not_fit_are_refused() -> None:
     weight, x = weight_of((8, 32), 2, ("int8", False, False)), rows(1, 32)
-    form = PackedForm("int8", "bfloat16", "portable")
+    form = ProductForm("int8", "bfloat16", "portable")
     codes, scale, full, zero = weight.operands()
     for wrong in (
         (codes, scale[:, :0], full, zero),

@@ -1,6 +1,6 @@
 """Config fields and tensors common to Kimi-Linear and Ling: KDA, latent attention (MLA), sigmoid-routed MoE.
 
-Only these families have the tensors of these two mixers. Three convolutions become one, rows of latent attention are
+Not shared with other families: the tensors of these two mixers. Three convolutions become one, rows of latent attention are
 split into compressed and shared entries, and rotated pairs are de-interleaved.
 """
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.config.fields import read_groups, read_kinds, spelled
+from models.config.fields import read_kinds, spelled
+from models.config.groups import read_groups
 from models.config.reader import ConfigReader
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig

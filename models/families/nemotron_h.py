@@ -1,7 +1,7 @@
 """Nemotron-H and pure Mamba2: each layer is Mamba2, attention without RoPE, an MLP or MoE.
 
 `mamba2` checkpoints have the layers and tensor names of Nemotron-H with Mamba2 mixers only; the names of the config
-fields differ. Only these families have letters of a layer pattern and tensor names of layers without a gate.
+fields differ. Not shared with other families: letters of a layer pattern and tensor names of layers without a gate.
 
 `time_step_limit` bounds time steps, as in the code published with the checkpoints. transformers applies
 `time_step_min`, a bound of initial values, as a floor in prefill and not in decoding, so its results depend on the
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads
+from models.config.fields import OLDER_KINDS, read_decoder_config, read_heads
+from models.config.groups import read_groups
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes

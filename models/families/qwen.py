@@ -1,7 +1,7 @@
 """Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5.
 
-Only these families have nested text configs with another prefix of tensors, projections of a Gated DeltaNet, a shared
-expert with a gate, and a multi-token-prediction head.
+Not shared with other families: nested text configs with another prefix of tensors, projections of a Gated DeltaNet, a
+shared expert with a gate, and a multi-token-prediction head.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -210,13 +210,13 @@ def _by_kernel(
     unblocked = pl.BlockSpec(memory_space=pl.ANY)
     cutoffs = gpu_call(
         partial(filter_cutoffs_kernel, block=block),
-        grid=(lanes,),
-        in_specs=[unblocked] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
-        out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
-        out_shape=result_like((lanes, 1), jnp.uint32, logits),
+        pl.GridSpec(
+            grid=(lanes,),
+            in_specs=[unblocked] * 4 + [pl.BlockSpec((pl.Squeezed(), vocab), lambda lane: (lane, 0))],
+            out_specs=pl.BlockSpec((pl.Squeezed(), 1), lambda lane: (lane, 0)),
+        ),
+        result_like((lanes, 1), jnp.uint32, logits),
         warps=16,
-        stages=1,
         interpret=interpret,
-        name=KERNEL.name,
     )(temperature, top_k, top_p, highest, logits)
     return cutoffs[:, 0]

@@ -1,4 +1,4 @@
-"""Fields of config.json: read strictly, every fault of a file in one error.
+"""Strict readers of config.json, with every fault of a file in one error.
 
-Imports `decoder` and `layers`, whose settings it returns. Begin with `reader`; `fields` has what most families share.
+Imports `decoder` and `layers`, for their settings. Begin with `reader`; `fields` has readers of common fields.
 """

@@ -1,4 +1,4 @@
-"""Readers of the config.json fields that most families have."""
+"""Readers of common config.json fields."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,16 +8,16 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.layers.rope import Rope
 
 OLDER_KINDS: Mapping[str, str] = {"mamba": "linear_attention", "attention": "full_attention"}
-"""Kind of a layer as transformers wrote it before version 5 -> its name since then."""
+"""Kind of a layer in transformers before version 5 -> its new name."""
 
 
 def spelled(reader: ConfigReader, *names: str) -> str:
-    """Return the first of several names of a field that config.json has; the first of all where it has none."""
+    """Return the first name present in config.json, or the first of all."""
     return next((name for name in names if name in reader), names[0])
 
 
 def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
-    """Read a list with one of several kinds per layer, in the older or the newer spelling."""
+    """Read a list with one kind per layer, in the older or newer spelling."""
     values = reader.get(name)
     if isinstance(values, list):
         values = [OLDER_KINDS.get(str(value), value) for value in values]
@@ -28,7 +28,7 @@ def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: in
 
 
 def read_attending(reader: ConfigReader, layers: int, interval: str, default: int) -> list[str]:
-    """Read `layer_types`; where it is absent the last layer of each `interval` is attention, the others linear."""
+    """Read `layer_types`; by default the last layer of each `interval` is attention."""
     every = reader.integer(interval, default)
     if "layer_types" in reader:
         return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
@@ -43,11 +43,11 @@ def paired(
 
 
 def read_heads(reader: ConfigReader, default_kv_heads: int | None = None) -> tuple[int, int, int]:
-    """Read query heads, key/value heads (a divisor, GQA) and head size, which defaults to hidden/heads.
+    """Read query heads, key/value heads (a divisor, GQA) and head size (default: hidden/heads).
 
     Args:
         reader: of config.json.
-        default_kv_heads: where there is no such field, as in transformers; None, or a null field, for `heads`.
+        default_kv_heads: of transformers for an absent field; None, or a null field, for `heads`.
     """
     heads = reader.integer("num_attention_heads")
     absent = default_kv_heads is not None and reader.absent("num_key_value_heads")
@@ -67,15 +67,15 @@ PLACEHOLDERS = tuple(
     for part in ("image", "img_context", "video", "video_context", "audio", "sound_context", "ts", "time_series")
     for end in ("id", "index")
 )
-"""Fields with the id of a token whose embedding another part of the model replaces."""
+"""Fields with the id of a token with an embedding from another part of the model."""
 
 
 def read_placeholders(reader: ConfigReader, defaults: Mapping[str, int]) -> tuple[int, ...]:
-    """Read the ids of the tokens that stand for images, audio or video, in order.
+    """Read the sorted ids of placeholder tokens of images, audio or video.
 
     Args:
         reader: of the outer config.json.
-        defaults: fields that transformers has a default for.
+        defaults: of transformers, by field.
     """
     ids = {
         token
@@ -86,7 +86,7 @@ def read_placeholders(reader: ConfigReader, defaults: Mapping[str, int]) -> tupl
 
 
 def read_dtype(*places: ConfigReader) -> str:
-    """Read the dtype of the weights from the first config that has one."""
+    """Read the dtype of the weights from the first config with such a field."""
     for place in places:
         for name in ("dtype", "torch_dtype"):
             if name in place:
@@ -102,16 +102,16 @@ def read_decoder_config(
     positions: int,
     rope: Rope | None = None,
 ) -> DecoderConfig:
-    """Build the decoder config of a flat config.json, after every other field has been read.
+    """Build the decoder config of a flat config.json, after all other fields.
 
     Args:
         reader: of config.json.
         layers, eps, tied: of the decoder.
-        positions: default of `max_position_embeddings`, that of transformers.
+        positions: default of `max_position_embeddings` in transformers.
         rope: of its attention layers, which may extend the context.
 
     Raises:
-        ConfigError: with every fault that the reader has collected.
+        ConfigError: with every fault of the reader.
     """
     return DecoderConfig(
         family=reader.family,

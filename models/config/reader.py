@@ -1,4 +1,4 @@
-"""Strict reader of a Hugging Face `config.json`: every field is read by name, every fault is collected."""
+"""Strict reader of a Hugging Face `config.json`; it collects all faults."""
 
 import math
 import sys
@@ -17,10 +17,10 @@ _BOILERPLATE = frozenset(
 
 
 class ConfigError(ValueError):
-    """A `config.json` that cannot be run as it stands.
+    """A `config.json` with unsupported or wrong fields.
 
     Attributes:
-        faults: every fault found, one sentence each.
+        faults: every fault, one sentence each.
     """
 
     def __init__(self, family: str, faults: Sequence[str]):
@@ -30,7 +30,7 @@ class ConfigError(ValueError):
         super().__init__(f"config.json cannot be run as a {family} model ({len(self.faults)} fault(s)):\n{lines}")
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # Pickling between processes: the message alone cannot rebuild the error.
+        # For pickling between processes: the message does not rebuild the error.
         return type(self), (self._family, self.faults)
 
 
@@ -39,10 +39,9 @@ def _is_number(value: Any) -> bool:
 
 
 class ConfigReader:
-    """Reader of one JSON object, which records the fields that were read and their faults.
+    """Reader of one JSON object that records read fields and faults.
 
-    A field that is wrong yields its default (or a harmless value) so that reading goes on and `close` can report
-    all faults at once.
+    A wrong field yields its default (or a harmless value), so `close` can report all faults at once.
     """
 
     def __init__(self, family: str, fields: Mapping[str, Any], where: str = ""):
@@ -57,21 +56,21 @@ class ConfigReader:
         return self._fields.get(name) is not None
 
     def fault(self, name: str, expected: str) -> None:
-        """Record that a field is not as expected."""
-        found = f"{self._fields[name]!r}" if name in self._fields else "no such field"
-        self.faults.append(f"{self._where}{name}: expected {expected}, found {found}")
+        """Record a wrong field."""
+        value = f"{self._fields[name]!r}" if name in self._fields else "no such field"
+        self.faults.append(f"{self._where}{name}: expected {expected}, found {value}")
 
     def get(self, name: str) -> Any:
-        """Return the field as it is, None where it is absent."""
+        """Return the raw field, or None."""
         self._read.add(name)
         return self._fields.get(name)
 
     def absent(self, name: str) -> bool:
-        """Whether there is no such field, not even a null one."""
+        """Return True if there is no such field, not even null."""
         return name not in self._fields
 
     def integer(self, name: str, default: int | None = None, minimum: int = 1) -> int:
-        """Read a whole number of at least `minimum`; required where there is no default."""
+        """Read a whole number of at least `minimum`; required without a default."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -81,7 +80,7 @@ class ConfigReader:
         return value
 
     def number(self, name: str, default: float | None = None, minimum: float = 0.0) -> float:
-        """Read a finite number greater than `minimum`; required where there is no default."""
+        """Read a finite number greater than `minimum`; required without a default."""
         value = self.get(name)
         if value is None and default is not None:
             return default
@@ -101,7 +100,7 @@ class ConfigReader:
         return value
 
     def choice(self, name: str, supported: Sequence[Any], default: Any) -> Any:
-        """Read one of the values that are implemented; any other is a fault that lists them."""
+        """Read one of the implemented values; another value is a fault."""
         value = self.get(name)
         if value is None:
             return default
@@ -120,7 +119,7 @@ class ConfigReader:
         return tuple(values)
 
     def numbers(self, name: str, default: Sequence[float]) -> tuple[float, ...]:
-        """Read a list of as many finite numbers as `default` has."""
+        """Read a list of finite numbers, of the length of `default`."""
         value = self.get(name)
         if value is None:
             return tuple(default)
@@ -131,7 +130,7 @@ class ConfigReader:
         return tuple(map(float, numbers))
 
     def limits(self, name: str, default: tuple[float, float]) -> tuple[float, float]:
-        """Read a minimum, not negative, and a maximum, which may be infinite.
+        """Read a minimum, not negative, and a maximum, possibly infinite.
 
         transformers writes infinity as an object, `{"__float__": "Infinity"}`; others as a bare `Infinity`.
         """
@@ -145,7 +144,7 @@ class ConfigReader:
         return float(pair[0]), float(pair[1])
 
     def child(self, name: str) -> "ConfigReader | None":
-        """Return a reader of a nested object, None where it is absent; `close` reports its faults, too."""
+        """Return a reader of a nested object, or None; `close` reports its faults, too."""
         value = self.get(name)
         if value is None:
             return None
@@ -162,7 +161,7 @@ class ConfigReader:
         )
 
     def _other_attention(self) -> list[str]:
-        """Return faults for attention that looks ahead, which is not implemented in any family."""
+        """Return faults for bidirectional attention, not implemented in any family."""
         return [
             f"{self._where}{name}: expected {str(causal).lower()}, as only causal attention is implemented, found "
             f"{self._fields[name]!r}"
@@ -175,12 +174,12 @@ class ConfigReader:
         ]
 
     def _all_unknown(self) -> list[str]:
-        own = [self._where + name for name in self._fields if name not in self._read and name not in _BOILERPLATE]
-        return own + [name for child in self._children for name in child._all_unknown()]
+        unknown = [self._where + name for name in self._fields if name not in self._read and name not in _BOILERPLATE]
+        return unknown + [name for child in self._children for name in child._all_unknown()]
 
     @property
     def empty(self) -> bool:
-        """Whether the object has no fields."""
+        """True if the object has no fields."""
         return not self._fields
 
     def objects(self) -> list[str]:
@@ -188,7 +187,7 @@ class ConfigReader:
         return [name for name, value in self._fields.items() if isinstance(value, Mapping)]
 
     def close(self) -> tuple[str, ...]:
-        """Raise `ConfigError` with all faults, or return the fields that were not read."""
+        """Raise `ConfigError` with all faults, or return the unread fields."""
         faults = self._all_faults()
         if faults:
             raise ConfigError(self.family, faults)

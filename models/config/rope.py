@@ -1,4 +1,4 @@
-"""Reader of the RoPE settings of config.json, of every type whose frequencies do not depend on the sequence."""
+"""Reader of RoPE settings in config.json, for frequencies independent of the sequence."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from models.config.reader import ConfigReader
 from models.layers.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
-"""Implemented types. "dynamic" is the plain one up to `max_position_embeddings`, which no context here exceeds."""
+"""Implemented types. "dynamic" is plain RoPE up to `max_position_embeddings`, the limit of every context here."""
 
 
 def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float, positions: int) -> Rope:
@@ -22,7 +22,7 @@ def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float,
             `max_position_embeddings`.
     """
     places = [reader.child("rope_scaling"), reader.child("rope_parameters")]
-    place = next((one for one in places if one is not None and not one.empty), reader)
+    place = next((place for place in places if place is not None and not place.empty), reader)
     theta = place.number("rope_theta", reader.number("rope_theta", theta))
     partial = place.number("partial_rotary_factor", reader.number("partial_rotary_factor", partial))
     where = place if "partial_rotary_factor" in place else reader
@@ -30,19 +30,18 @@ def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float,
     if size % 2 or not 0 < size <= head_dim:
         where.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
         size = 2
-    for one in places:
-        if one is not None:
-            for name in ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"):
-                one.get(name)
-            for name in one.objects():
-                one.fault(name, "one RoPE for all layers")
+    for nested in filter(None, places):
+        for name in ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"):
+            nested.get(name)
+        for name in nested.objects():
+            nested.fault(name, "one RoPE for all layers")
     return Rope(size, theta, None if place is reader else _read_scaling(reader, place, positions))
 
 
 def _read_scaling(
     reader: ConfigReader, place: ConfigReader, positions: int
 ) -> LinearScaling | YarnScaling | Llama3Scaling | None:
-    """Return the scaling of rotary positions: linear, YaRN or Llama 3; None if there is none."""
+    """Return the scaling of rotary positions: linear, YaRN, Llama 3 or None."""
     name = "rope_type" if "rope_type" in place or "type" not in place else "type"
     kind = place.choice(name, TYPES, "default")
     place.get("type")
@@ -56,7 +55,7 @@ def _read_scaling(
     if kind == "linear":
         return LinearScaling(place.number("factor"))
     outer = reader if "original_max_position_embeddings" in reader else place
-    # Where the context has its other name, transformers takes the default of the family as the original context.
+    # With `model_max_length`, transformers takes the default of the family as the original context.
     original = outer.number("original_max_position_embeddings", None if spelled else float(positions))
     place.get("original_max_position_embeddings")
     if kind == "llama3":
@@ -69,8 +68,9 @@ def _read_scaling(
         place.fault("factor", "a number greater than 1, or original_max_position_embeddings")
     factor = place.number("factor", max(positions / original, 1.0))
     mscale, all_dim = place.number("mscale", 0.0, minimum=-1e-9), place.number("mscale_all_dim", 0.0, minimum=-1e-9)
-    both = mscale > 0 and all_dim > 0
-    amplitude = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim) if both else yarn_mscale(factor, 1.0)
+    amplitude = yarn_mscale(factor, 1.0)
+    if mscale > 0 and all_dim > 0:
+        amplitude = yarn_mscale(factor, mscale) / yarn_mscale(factor, all_dim)
     return YarnScaling(
         factor,
         original,
@@ -82,12 +82,12 @@ def _read_scaling(
 
 
 def yarn_mscale(factor: float, scale: float) -> float:
-    """Return YaRN's factor on scores for a context that is `factor` times as long."""
+    """Return YaRN's factor on scores for a context extended `factor` times."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def yarn_score_factor(fields: Mapping[str, object] | None) -> float:
-    """Return the factor on the scores of latent attention (MLA) that `mscale_all_dim` asks for."""
+    """Return the factor of `mscale_all_dim` on the scores of latent attention (MLA)."""
     fields = fields or {}
     kind = fields.get("rope_type", fields.get("type", "default"))
     factor, all_dim = fields.get("factor"), fields.get("mscale_all_dim")
@@ -96,8 +96,8 @@ def yarn_score_factor(fields: Mapping[str, object] | None) -> float:
     return yarn_mscale(factor, all_dim) ** 2
 
 
-def max_positions(given: int, rope: Rope | None) -> int:
-    """Return the longest context: the given one, or what YaRN extends the original one to."""
+def max_positions(positions: int, rope: Rope | None) -> int:
+    """Return the longest context, with an extension by YaRN."""
     if rope is not None and isinstance(rope.scaling, YarnScaling):
-        return max(given, int(rope.scaling.factor * rope.scaling.original))
-    return given
+        return max(positions, int(rope.scaling.factor * rope.scaling.original))
+    return positions

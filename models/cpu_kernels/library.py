@@ -1,4 +1,4 @@
-"""The library of kernels for CPUs as this process has it: found, checked, and registered with XLA."""
+"""The loaded library of CPU kernels, checked and registered with XLA."""
 
 import ctypes
 import hashlib
@@ -14,7 +14,7 @@ import jax
 from models.cpu_kernels.build import LIBRARY, why_stale
 
 INSTRUCTIONS = ("portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "amx")
-"""Instruction sets that there is code for, each with all of its architecture that stand before it."""
+"""Instruction sets with kernels; each includes the earlier sets of its architecture."""
 TARGETS = (
     "hybridlm_row_product",
     "hybridlm_packed_product",
@@ -29,10 +29,10 @@ TARGETS = (
     "hybridlm_latent_decode_attention",
     "hybridlm_sample_rows",
 )
-"""Names of the handlers, which are functions of the library and targets of XLA's calls."""
+"""Names of the handlers: functions of the library and targets of XLA's calls."""
 BUILD = "python -m models.cpu_kernels"
 FASTEST = "HYBRIDLM_CPU_INSTRUCTIONS"
-"""Environment variable: the fastest of `INSTRUCTIONS` that kernels use, for the same bits on processors that differ."""
+"""Environment variable: the fastest of `INSTRUCTIONS` for kernels, for the same bits on different processors."""
 
 _log = logging.getLogger("hybridlm")
 
@@ -42,8 +42,7 @@ class Library:
     """The library, loaded, with its handlers registered.
 
     Attributes:
-        instructions: names of the instruction sets that this processor runs, up to the one that `FASTEST` names, the
-            fastest last.
+        instructions: instruction sets of this processor, up to the set in `FASTEST`; the fastest is last.
         content: hash of the file.
     """
 
@@ -52,29 +51,29 @@ class Library:
 
     @property
     def name(self) -> str:
-        """Name for keys of compiled steps: what runs, and how."""
+        """Name for keys of compiled steps: the library and its instruction sets."""
         return f"{self.content} {' '.join(self.instructions)}"
 
 
 @cache
 def library() -> Library | None:
-    """Return the library; None where there is none that can be used, which one line of the log says once.
+    """Return the library, or None with one warning in the log.
 
     Raises:
         ValueError: `FASTEST` names instructions that this processor does not run.
     """
-    found, missing = _load()
-    if missing is not None:
-        _log.warning("kernels for CPUs: %s; products are XLA's. `%s` builds them", missing, BUILD)
-    return found
+    kernels, fault = _load()
+    if fault is not None:
+        _log.warning("kernels for CPUs: %s; products are XLA's. `%s` builds them", fault, BUILD)
+    return kernels
 
 
 def _load() -> tuple[Library | None, str | None]:
-    """Return the library, or why there is none."""
+    """Return the library, or the reason for its absence."""
     if not LIBRARY.is_file():
         return None, "not built, because there was no C++ compiler when the package was installed"
     if others_write(LIBRARY):
-        return None, f"{LIBRARY} may be written by somebody who may not write the sources beside it; chmod go-w it"
+        return None, f"{LIBRARY} is writable by users without write access to the sources; chmod go-w it"
     content = LIBRARY.read_bytes()
     if (stale := why_stale(content)) is not None:
         return None, f"{LIBRARY.name} {stale}"
@@ -96,17 +95,17 @@ def _load() -> tuple[Library | None, str | None]:
 def others_write(library: Path) -> bool:
     """Return True if more users may write a library than this source file.
 
-    Whoever may write the folder of both can replace the source, too.
+    Users with write access to the folder can replace the source, too.
     """
     source, status = Path(__file__).stat(), library.stat()
     return status.st_uid not in (source.st_uid, os.geteuid(), 0) or bool(status.st_mode & ~source.st_mode & 0o022)
 
 
 def up_to(fastest: str | None, can_run: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the instruction sets up to `fastest`, all without one.
+    """Return the instruction sets up to `fastest`, or all for None.
 
     Raises:
-        ValueError: it is none of them.
+        ValueError: unknown `fastest`.
     """
     if not fastest:
         return can_run

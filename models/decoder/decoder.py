@@ -29,7 +29,7 @@ from models.state.state import Stateful, StateSize, state_size
 
 @runtime_checkable
 class BranchConfig(Protocol):
-    """Config of a mixer or feed-forward layer: `build` makes the layer, `shard` gives the config of one device."""
+    """Config of a mixer or feed-forward layer."""
 
     def shard(self, devices: Devices) -> "BranchConfig":
         """Return the config of one device's shard; raises ShardingError if sizes do not divide."""
@@ -42,7 +42,7 @@ class BranchConfig(Protocol):
 
 @dataclass(frozen=True)
 class PostNorm:
-    """A branch whose output is normed instead of its input: `x += norm(inner(x))`."""
+    """A branch with a norm behind the layer instead of in front: `x += norm(inner(x))`."""
 
     inner: BranchConfig
 
@@ -64,18 +64,16 @@ class DecoderConfig:
         vocab_size, hidden_size, max_position_embeddings: as in config.json.
         layers: per layer, its residual branches in order: `x += branch(norm(x))`, or as in `PostNorm`.
         eps: `rms_norm_eps` of the layer norms and the final norm.
-        norm_offset: 1 where checkpoints store norm weights minus one.
+        norm_offset: 1 if checkpoints store norm weights minus one.
         tied: the head is the embedding (`tie_word_embeddings`).
         eos_token_ids: tokens that end a completion.
-        dtype: dtype of the weights as config.json has it ("bfloat16", "float16" or "float32"), for callers without a
-            checkpoint; stored weights have their own.
-        unknown_keys: fields of config.json that the family does not know.
+        dtype: of the weights in config.json ("bfloat16", "float16" or "float32"), for callers without a checkpoint.
+        unknown_keys: unknown fields of config.json.
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embedding, on the output of every
             branch, and on the logits.
-        head: branches of the one layer of the multi-token-prediction (MTP) head (`models.decoder.mtp`), None for a
-            model without it.
-        placeholders: ids of tokens whose embeddings another part of the checkpoint replaces, such as an image's.
-        devices: that shard the model; all sizes are local ones, `vocab_size` the rows of a shard of the vocabulary.
+        head: branches of the layer of the multi-token-prediction (MTP) head (`models.decoder.mtp`), None without one.
+        placeholders: ids of tokens with embeddings from another part of the checkpoint, for example of images.
+        devices: of the sharded model; all sizes are local, `vocab_size` the rows of a shard of the vocabulary.
     """
 
     family: str
@@ -109,7 +107,7 @@ class DecoderConfig:
             ValueError: this config is of a shard already.
         """
         if self.devices.sharded:
-            raise ValueError(f"expected the config of a whole model, got that of a shard of {self.devices}")
+            raise ValueError(f"expected the config of a whole model, got the config of a shard of {self.devices}")
         vocabulary = ShardedSize("DecoderConfig.vocab_size", self.vocab_size)
         branches = dict.fromkeys(branch for layer in (*self.layers, self.head or ()) for branch in layer)
         local = shard_configs(branches, devices, (vocabulary,))
@@ -139,9 +137,9 @@ class Branch(nnx.Module):
             y = all_reduce(y, self.summed_over)
             return self.norm(y) if self.post_norm else y, state
 
-    def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
+    def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Commit the branch's state, as `Stateful.commit`."""
-        return self.inner.commit(kept, info, state)
+        return self.inner.commit(pending, info, state)
 
 
 class Layer(nnx.Module):
@@ -156,22 +154,22 @@ class Layer(nnx.Module):
 
         Args:
             x, info, state: before the layer.
-            inline: trace the branches in place, instead of calling what equal layers share.
+            inline: trace the branches in place, without bodies shared by equal layers.
         """
-        kept = []
-        for branch, own in zip(self.branches, state, strict=True):
-            y, branch_state = branch(x, info, own) if inline else traced_once(branch, "__call__", x, info, own)
+        states = []
+        for branch, old in zip(self.branches, state, strict=True):
+            y, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
             if self.residual_multiplier != 1.0:
-                # Rounded before it is added, in every program: XLA may do both in one operation, or not.
+                # Rounded before the addition, in every program: XLA may fuse both, or not.
                 y = materialize(scaled(y, self.residual_multiplier))
             x = x + y
-            kept.append(branch_state)
-        return x, tuple(kept)
+            states.append(new)
+        return x, tuple(states)
 
-    def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
+    def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
         """Commit the state of every branch, as `Stateful.commit`."""
-        pairs = zip(self.branches, kept, state, strict=True)
-        return tuple(traced_once(branch, "commit", given, info, own) for branch, given, own in pairs)
+        entries = zip(self.branches, pending, state, strict=True)
+        return tuple(traced_once(branch, "commit", new, info, old) for branch, new, old in entries)
 
 
 def lane_info(
@@ -187,15 +185,15 @@ def lane_info(
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-    """Run a layer of which a gradient keeps the inputs only; its bits do not depend on what the program returns."""
+    """Run a layer with `jax.checkpoint`; its bits are the same with and without a gradient."""
     x, state = jax.checkpoint(lambda x, state: layer(x, info, state, inline=True))(x, state)
     return materialize(x), state
 
 
 class Decoder(Stateful):
-    """Parameters of a decoder and its step, a pure function of them, its operands and the state.
+    """Parameters of a decoder and its step, a pure function of parameters, operands and state.
 
-    State is a tuple with one entry per layer, each a tuple with one entry per branch: the branch's own state, or None.
+    The state is a tuple of layers, each a tuple of the states of its branches (None without state).
     """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
@@ -207,49 +205,51 @@ class Decoder(Stateful):
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
     def sharded_dims(self) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
-        """Return the shard specs of the parameters, by path; parameters without one are whole on every device.
+        """Return the shard specs of the parameters, by path; other parameters are replicated.
 
-        They are those of the whole model: a parameter of the model of `config.shard(devices)`, on the device with index
-        i along `model` and j along `expert`, has the `ShardedDim.slices` of i or j in each sharded dimension.
+        A parameter of the model of `config.shard(devices)`, on the device with index i along `model` and j along
+        `expert`, has the `ShardedDim.slices` of i or j in each sharded dimension.
         """
         if self.config.devices.sharded:
-            raise ValueError(f"shard specs are those of the whole model; this is a shard of {self.config.devices}")
+            raise ValueError(f"only a whole model has shard specs; this is a shard of {self.config.devices}")
         flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(self, nnx.Param)))
         return {path: sharded_dims_of(variable) for path, variable in flat if sharded_dims_of(variable)}
 
     def state_arrays(self) -> tuple:
-        """Return a `StateArray` for each array of the state: layer -> branch -> the branch's own state, or None."""
+        """Return the state of each layer's branches, with a `StateArray` for each array."""
         return tuple(tuple(branch.inner.state_arrays() for branch in layer.branches) for layer in self.layers)
 
     def state_size(self, dtype: DTypeLike) -> StateSize:
-        """Compute the bytes of the state of one sequence, with the dtype of convolution inputs and KV cache."""
+        """Compute the bytes of one sequence's state, with the dtype of caches."""
         return state_size(self.stateful(), dtype)
 
     def stateful(self) -> list[Stateful]:
-        """Return every layer that has state or describes that it has none."""
+        """Return the layers of all branches, with or without state."""
         return [branch.inner for layer in self.layers for branch in layer.branches]
 
     def without_commit(self) -> list[Stateful]:
-        """Return the layers with state that do not define `commit`, so that no drafts can be verified."""
-        return [each for layer in self.stateful() for each in layer.without_commit()]
+        """Return the layers with state and without `commit`."""
+        return [inner for layer in self.stateful() for inner in layer.without_commit()]
 
     def sites(self) -> tuple[dict[str, int], ...]:
-        """Return for each layer the number of heads of each kind of mixer, and of routed experts."""
-        each = ([branch.inner.sites() for branch in layer.branches] for layer in self.layers)
-        return tuple({kind: count for found in branches for kind, count in found.items()} for branches in each)
+        """Return each layer's number of heads by kind of mixer, and of routed experts."""
+        return tuple(
+            {kind: count for branch in layer.branches for kind, count in branch.inner.sites().items()}
+            for layer in self.layers
+        )
 
-    def embed(self, tokens: Tokens, seen: TokenMask) -> Activations:
-        """Look up the embeddings of the tokens in the mask `seen`; the others are zero and their ids are not read."""
+    def embed(self, tokens: Tokens, mask: TokenMask) -> Activations:
+        """Look up the embeddings of the tokens in the mask; the others are zero."""
         axes = self.config.devices.several((MODEL,))
         if axes:
-            here, tokens = local_rows(tokens, MODEL, self.config.vocab_size)
-            seen = seen & here
-        found = embedding_rows(self.embed_tokens[...], jnp.where(seen, tokens, 0), self.config.devices.platform)
-        found = all_reduce(jnp.where(seen[:, :, None], found, 0.0), axes)
+            local, tokens = local_rows(tokens, MODEL, self.config.vocab_size)
+            mask = mask & local
+        x = embedding_rows(self.embed_tokens[...], jnp.where(mask, tokens, 0), self.config.devices.platform)
+        x = all_reduce(jnp.where(mask[:, :, None], x, 0.0), axes)
         if self.config.embedding_multiplier == 1.0:
-            return found
+            return x
         # Rounded before a layer adds to it, in every program, as in `Layer`.
-        return materialize(scaled(found, self.config.embedding_multiplier))
+        return materialize(scaled(x, self.config.embedding_multiplier))
 
     def __call__(
         self,
@@ -263,75 +263,80 @@ class Decoder(Stateful):
         embeddings: Activations | None = None,
         remat: bool = False,
     ) -> tuple[Activations, tuple]:
-        """Run the real tokens of every lane: prefill of a chunk of each prompt, a decode step, or verification of
-        drafts.
+        """Run the real tokens of every lane: prefill, decode, or verification of drafts.
 
         Args:
-            tokens: token ids; those past a lane's length are padding and not read.
+            tokens: token ids; padding past a lane's length is not read.
             lengths: real tokens of each lane, 0..T.
             positions: position of each lane's first token; 0 starts from zero state.
             state: state before the step.
-            kv_blocks: blocks of the KV cache that hold every lane's positions up to the end of this step.
+            kv_blocks: blocks of the KV cache for every lane's positions up to the end of this step.
             hooks: called at the sites of the layers (`Hooks`); None for none.
-            verifying: the tokens end with drafts, and how many are accepted follows from the output; see `commit`.
-            embeddings: in place of those of the tokens; None looks them up.
-            remat: a gradient computes each layer anew instead of keeping what is inside it (`jax.checkpoint`).
+            verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
+            embeddings: of the tokens; None looks them up.
+            remat: a gradient recomputes each layer (`jax.checkpoint`).
 
         Returns:
-            The residual stream after the final norm, and the state after each lane's last real token. The state of a
-            lane of length 0 is unchanged, bit for bit. Where `verifying`, the operand `kept` of `commit` instead.
+            The residual stream after the final norm, and the state after each lane's last real token, or with
+            `verifying` the operand `pending` of `commit`. A lane of length 0 keeps its state, bit for bit.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks, verifying)._replace(hooks=hooks)
         if embeddings is None:
             x = self.embed(tokens, info.valid)
         else:
             x = jnp.where(info.valid[:, :, None], embeddings, 0.0)
-        new_state = []
+        return self.run(tokens, x, info, state, remat)
+
+    def run(
+        self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
+    ) -> tuple[Activations, tuple]:
+        """Run the layers on embeddings `x`; results as for a call of the decoder."""
+        states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)
         with one_pass():
-            for number, (layer, layer_state) in enumerate(zip(self.layers, state, strict=True)):
-                # With hooks no two layers are equal, so none is shared; this also keeps differentiated functions,
+            for number, (layer, old) in enumerate(zip(self.layers, state, strict=True)):
+                # With hooks no two layers are equal, so no body is shared; this also keeps differentiated functions,
                 # which have hooks, free of calls.
-                own, inline = info if hooks is None else info._replace(layer=number), hooks is not None
-                x, kept = _rematerialised(layer, x, own, layer_state) if remat else layer(x, own, layer_state, inline)
-                new_state.append(kept)
+                lanes, inline = info if hooks is None else info._replace(layer=number), hooks is not None
+                x, new = _rematerialised(layer, x, lanes, old) if remat else layer(x, lanes, old, inline)
+                states.append(new)
                 if hooks is not None:
                     x = hooks.residual(x, number + 1)
-        return self.norm(x), tuple(new_state)
+        return self.norm(x), tuple(states)
 
     def commit(
         self,
-        kept: tuple,
+        pending: tuple,
         tokens: Tokens,
         lengths: Lengths,
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple:
-        """Return the state after a step that was run as `verifying`, with the accepted tokens only.
+        """Return the state after the accepted tokens of a verifying step.
 
-        KV caches hold all tokens of the step: rejected ones are overwritten before they are read. Recurrences, with
-        their convolutions, are replayed from the state before the step over the accepted tokens.
+        KV caches hold all tokens of the step: rejected tokens are overwritten before a read. Recurrences, with their
+        convolutions, are replayed from the state before the step over the accepted tokens.
 
         Args:
-            kept: returned by the step instead of the state.
-            lengths: accepted tokens of each lane, 0..T; a lane without any keeps its rows, bit for bit.
+            pending: result of the step in place of the state.
+            lengths: accepted tokens of each lane, 0..T; a lane with 0 keeps its rows, bit for bit.
             tokens, positions, state, kv_blocks: operands of the step.
         """
-        info, entries = lane_info(tokens, lengths, positions, kv_blocks), zip(self.layers, kept, state, strict=True)
+        info, entries = lane_info(tokens, lengths, positions, kv_blocks), zip(self.layers, pending, state, strict=True)
         with one_pass():
-            return tuple(layer.commit(given, info, own) for layer, given, own in entries)
+            return tuple(layer.commit(new, info, old) for layer, new, old in entries)
 
     @property
     def head(self) -> nnx.Param:
-        """Matrix of the vocabulary head, `[vocab, hidden]`: its own, or the embedding where they are tied."""
+        """Matrix of the vocabulary head, `[vocab, hidden]`; the embedding if tied."""
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows vocab"]:
         """Compute the logits of rows of the final residual stream, accumulated in float32.
 
-        A shard computes those of its own rows of the vocabulary, which follow those of the devices before it.
+        A shard computes the logits of its rows of the vocabulary; the shards are in order.
         """
         with jax.named_scope("head"):
             return scaled(linear(hidden, self.head[...], self.config.devices), self.config.logits_multiplier)

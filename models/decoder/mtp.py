@@ -1,8 +1,7 @@
-"""Multi-token-prediction (MTP) head: one more layer behind a decoder, which drafts tokens for speculative decoding.
+"""Multi-token-prediction (MTP) head: a layer behind a decoder that drafts tokens.
 
-Its inputs are pairs: a token, and the decoder's hidden state of the token before it. It predicts the token after the
-pair's; with its own hidden states in the pairs it predicts further, one token at a time (arXiv:2404.19737, as in
-Qwen3-Next).
+Its inputs are pairs of a token and the decoder's hidden state of the previous token. It predicts the next token; with
+its output hidden states in the pairs it predicts further, one token at a time (arXiv:2404.19737, as in Qwen3-Next).
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
-from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, Tokens
+from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
 from models.state.state import Stateful, name_dims, state_array
 
 
@@ -25,8 +24,8 @@ class MtpState(NamedTuple):
 
     Attributes:
         layer: state of its layer's branches.
-        hidden: the decoder's hidden state of the last token, which the next token is paired with; float32. In a step
-            that verifies drafts, those of the token before it and of all its tokens, [lane, 1 + token, hidden].
+        hidden: the decoder's hidden state of the last token, for the next pair; float32. In a step that verifies
+            drafts: of the previous token and of all its tokens, [lane, 1 + token, hidden].
     """
 
     layer: tuple
@@ -34,7 +33,7 @@ class MtpState(NamedTuple):
 
 
 class MtpHead(Stateful):
-    """MTP head: a layer and norms of its own; embedding and vocabulary head are the decoder's."""
+    """MTP head: a layer with norms; it shares the decoder's embedding and vocabulary head."""
 
     # A pair has the position of its first token, and is written with its second token.
     cache_lag = 1
@@ -56,40 +55,39 @@ class MtpHead(Stateful):
         return MtpState(layer, state_array(jnp.float32, role="hidden", hidden=self.hidden_size))
 
     def without_commit(self) -> list[Stateful]:
-        """Return those of its layer's branches."""
-        return [each for branch in self.layer.branches for each in branch.inner.without_commit()]
+        """Return the layers without `commit` in its layer's branches."""
+        return [layer for branch in self.layer.branches for layer in branch.inner.without_commit()]
 
-    def commit(self, kept: MtpState, info: LaneInfo, state: MtpState) -> MtpState:
-        """Return the state with the accepted tokens only."""
-        return MtpState(
-            self.layer.commit(kept.layer, info, state.layer), _newest(kept.hidden, info.lengths, state.hidden)
-        )
+    def commit(self, pending: MtpState, info: LaneInfo, state: MtpState) -> MtpState:
+        """Return the state after the accepted tokens."""
+        hidden = _newest(pending.hidden, info.lengths, state.hidden)
+        return MtpState(self.layer.commit(pending.layer, info, state.layer), hidden)
 
     def __call__(
-        self, embedded: Activations, before: Activations, info: LaneInfo, state: tuple
+        self, embedded: Activations, hidden: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
         """Run the valid pairs.
 
         Args:
             embedded: embeddings of the pairs' tokens.
-            before: the hidden states of the tokens before them.
+            hidden: hidden states of the previous tokens.
             info: of the pairs.
             state: of the layer's branches.
 
         Returns:
-            The head's own hidden states, after its norm, and the state of the layer's branches.
+            The head's hidden states, after its norm, and the state of the layer's branches.
         """
-        both = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(before)]
-        joined = linear(jnp.concatenate(both, axis=-1), self.fc[...], self.devices)
+        pairs = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
+        joined = linear(jnp.concatenate(pairs, axis=-1), self.fc[...], self.devices)
         x = jnp.where(info.valid[:, :, None], joined, 0.0)
         x, state = self.layer(x, info, state)
         return self.norm(x), state
 
 
 class MtpDecoder(Decoder):
-    """Decoder with an MTP head, which runs every token that the decoder runs.
+    """Decoder with an MTP head for every token.
 
-    Its state is the decoder's with one more entry, an `MtpState`.
+    The state is the decoder's state and an `MtpState`.
     """
 
     def __init__(self, config: DecoderConfig, rngs: nnx.Rngs):
@@ -97,88 +95,76 @@ class MtpDecoder(Decoder):
         self.mtp = MtpHead(config, rngs)
 
     def state_arrays(self) -> tuple:
-        """Return those of the layers, as `Decoder`, and those of the head behind them."""
+        """Return the arrays of the layers, then of the head."""
         return (*super().state_arrays(), self.mtp.state_arrays())
 
     def stateful(self) -> list[Stateful]:
-        """Return every layer that has state, as `Decoder`, and the head."""
+        """Return all layers and the head."""
         return [*super().stateful(), self.mtp]
 
-    def __call__(
-        self,
-        tokens: Tokens,
-        lengths: Lengths,
-        positions: Positions,
-        state: tuple,
-        kv_blocks: Int32[Array, ""] | int,
-        hooks: Hooks | None = None,
-        verifying: bool = False,
-        embeddings: Activations | None = None,
-        remat: bool = False,
+    def run(
+        self, tokens: Tokens, x: Activations, info: LaneInfo, state: tuple, remat: bool
     ) -> tuple[Activations, tuple]:
-        """Run decoder and head; then the head's rows hold a pair for every token but the first of a sequence."""
+        """Run decoder and head, with a pair for every token after a sequence's first."""
         *layers, head = state
-        hidden, layers = super().__call__(
-            tokens, lengths, positions, tuple(layers), kv_blocks, hooks, verifying, embeddings, remat
-        )
-        fresh = lane_info(tokens, lengths, positions, kv_blocks).fresh
-        carried = jnp.where(fresh[:, None], 0.0, head.hidden)
-        # The kept hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).
-        past = name_dims(hidden, None, None, "hidden")
-        seen = lax.optimization_barrier(jnp.concatenate([carried[:, None], past], axis=1))
-        _, kept = self.mtp_forward(tokens, seen[:, :-1], lengths, positions, head.layer, kv_blocks)
-        return hidden, (*layers, MtpState(kept, seen if verifying else _newest(seen, lengths, head.hidden)))
+        hidden, layers = super().run(tokens, x, info, tuple(layers), remat)
+        carried = jnp.where(info.fresh[:, None], 0.0, head.hidden)
+        # The new hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).
+        named = name_dims(hidden, None, None, "hidden")
+        history = lax.optimization_barrier(jnp.concatenate([carried[:, None], named], axis=1))
+        _, layer = self.mtp_forward(tokens, history[:, :-1], info.lengths, info.positions, head.layer, info.kv_blocks)
+        newest = history if info.verifying else _newest(history, info.lengths, head.hidden)
+        return hidden, (*layers, MtpState(layer, newest))
 
     def commit(
         self,
-        kept: tuple,
+        pending: tuple,
         tokens: Tokens,
         lengths: Lengths,
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple:
-        """Return the state with the accepted tokens only, as `Decoder.commit`; the head consumes them too."""
-        layers = super().commit(kept[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
-        return (*layers, self.mtp.commit(kept[-1], lane_info(tokens, lengths, positions, kv_blocks), state[-1]))
+        """Return the state of decoder and head after the accepted tokens, as `Decoder.commit`."""
+        layers = super().commit(pending[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
+        return (*layers, self.mtp.commit(pending[-1], lane_info(tokens, lengths, positions, kv_blocks), state[-1]))
 
     def mtp_forward(
         self,
         tokens: Tokens,
-        before: Activations,
+        hidden: Activations,
         lengths: Lengths,
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
     ) -> tuple[Activations, tuple]:
-        """Run the head on tokens, each paired with the hidden state of the token before it.
+        """Run the head on pairs of a token and the previous token's hidden state.
 
-        A pair has the position of its hidden state: RoPE depends on differences of positions only, and so the first
-        token of a sequence, which has no pair, needs no masked row in the KV cache.
+        A pair has the position of its hidden state: RoPE depends only on differences of positions, and the first token
+        of a sequence, which has no pair, needs no masked row in the KV cache.
 
         Args:
             tokens, lengths, positions, kv_blocks: as for a decoder. A token at position 0 has no pair.
-            before: hidden states of the tokens before them, the decoder's or the head's own; not read where there is no
-                pair.
+            hidden: hidden states of the previous tokens, from decoder or head; not read without a pair.
             state: of the layer's branches.
 
         Returns:
-            The head's hidden states, whose logits predict the token after each pair, and the layer's state.
+            The head's hidden states, for logits of the token after each pair, and the layer's state.
         """
         info = lane_info(tokens, lengths, positions, kv_blocks)
-        at = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-        paired = info.valid & (at > 0)
+        indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        paired = info.valid & (indices > 0)
         info = info._replace(positions=positions - 1, valid=paired)
-        return self.mtp(self.embed(tokens, paired), before, info, state)
+        return self.mtp(self.embed(tokens, paired), hidden, info, state)
 
 
-def _newest(seen: Activations, lengths: Lengths, before: Float32[Array, "lane hidden"]) -> Array:
+def _newest(history: Activations, lengths: Lengths, old: Float32[Array, "lane hidden"]) -> Array:
     """Return the hidden state of each lane's last token.
 
     Args:
-        seen: hidden state of the token before the step, and of each of its tokens.
+        history: hidden states of the last token before the step, and of the step's tokens.
         lengths: tokens of each lane.
-        before: hidden state that lanes without a token keep, bit for bit.
+        old: result for lanes without a token, bit for bit.
     """
-    found = jnp.take_along_axis(seen, lengths[:, None, None], axis=1, mode="fill")[:, 0]
-    return jnp.where(lengths[:, None] > 0, found, before)
+    last = jnp.take_along_axis(history, lengths[:, None, None], axis=1, mode="fill")[:, 0]
+    return jnp.where(lengths[:, None] > 0, last, old)

@@ -1,4 +1,4 @@
-"""Parallel layers: they have the same input, and their outputs are added."""
+"""Parallel layers with a common input and the sum of their outputs."""
 
 from dataclasses import dataclass, replace
 
@@ -20,14 +20,14 @@ class ParallelConfig:
     multipliers: tuple[float, ...]
 
     def shard(self, devices: Devices) -> "ParallelConfig":
-        """Return the config of one device, that of each layer."""
+        """Return the config of one device."""
         local, faults = try_shard_configs(self.layers, devices)
         if faults:
             raise ShardingError(devices, faults)
         return replace(self, layers=tuple(local[layer] for layer in self.layers))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Parallel":
-        """Build the layers that share their input and whose outputs are summed."""
+        """Build the layers, for a residual stream of width `hidden`."""
         return Parallel(self, hidden, rngs)
 
 
@@ -38,7 +38,7 @@ class Parallel(Stateful):
         self.multipliers = config.multipliers
         self.layers = nnx.List([layer.build(hidden, rngs) for layer in config.layers])
         axes = {layer.summed_over for layer in self.layers}
-        assert len(axes) == 1, f"layers whose outputs are summed over {axes} cannot be added before they are"
+        assert len(axes) == 1, f"parallel layers: expected all-reduces over the same mesh axes, got {axes}"
         (self.summed_over,) = axes
 
     def state_arrays(self) -> tuple:
@@ -46,20 +46,22 @@ class Parallel(Stateful):
         return tuple(layer.state_arrays() for layer in self.layers)
 
     def without_commit(self) -> list[Stateful]:
-        """Return those of the layers."""
-        return [each for layer in self.layers for each in layer.without_commit()]
+        """Return the layers with state and without `commit`."""
+        return [inner for layer in self.layers for inner in layer.without_commit()]
 
     def sites(self) -> dict[str, int]:
         """Return the number of heads by kind of mixer, of all layers together."""
         return {kind: count for layer in self.layers for kind, count in layer.sites().items()}
 
     def __call__(self, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
-        outputs, kept = zip(*(layer(x, info, own) for layer, own in zip(self.layers, state, strict=True)), strict=True)
+        pairs = zip(self.layers, state, strict=True)
+        outputs, states = zip(*(layer(x, info, old) for layer, old in pairs), strict=True)
         total = scaled(outputs[0], self.multipliers[0])
         for output, factor in zip(outputs[1:], self.multipliers[1:], strict=True):
             total = total + scaled(output, factor)
-        return total, kept
+        return total, states
 
-    def commit(self, kept: tuple, info: LaneInfo, state: tuple) -> tuple:
-        """Return the state of each layer with the accepted tokens only."""
-        return tuple(layer.commit(given, info, own) for layer, given, own in zip(self.layers, kept, state, strict=True))
+    def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
+        """Return the state of each layer after the accepted tokens."""
+        entries = zip(self.layers, pending, state, strict=True)
+        return tuple(layer.commit(new, info, old) for layer, new, old in entries)

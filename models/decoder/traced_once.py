@@ -1,11 +1,11 @@
-"""Layers of one structure are traced once: the others call the traced body on arrays of their own.
+"""One trace for layers of equal structure, called with each layer's arrays.
 
-A model of 40 layers has two or three kinds of branches. JAX keeps what `jax.jit` has traced by its static arguments and
-the types of the arrays; here the static part is a module without its arrays. `ir_passes` puts the body in the place of
-each call, so that what is proved and compiled is the same program. A scan over stacked weights would be traced as fast,
-but copies states or weights in every step: seven times as slow on a CPU (2026-11-26).
+A model of 40 layers has two or three kinds of branches. `jax.jit` caches traces by static arguments and array types;
+here the static part is a module without its arrays. `ir_passes` inlines each call, so the proved and compiled program
+is the same. A scan over stacked weights would be traced as fast, but copies states or weights in every step: seven
+times as slow on a CPU (2026-11-26).
 
-Bodies are shared within one forward pass: code that is patched between two passes is traced anew.
+Traces are shared within one forward pass, so code patched between two passes is traced again.
 """
 
 import threading
@@ -20,7 +20,7 @@ _LEAVES = (jax.Array, bool, int, float)
 
 
 class _Pass(threading.local):
-    """The forward pass that this thread traces: what its layers call, None outside of one."""
+    """The jitted function of this thread's forward pass; None outside a pass."""
 
     call: Callable[..., Any] | None = None
 
@@ -30,28 +30,28 @@ _pass = _Pass()
 
 @contextmanager
 def one_pass() -> Iterator[None]:
-    """Let equal modules share what they are traced to, as long as the context lasts."""
-    before = _pass.call
+    """Share traces between equal modules inside the context."""
+    outer = _pass.call
 
     def _call(*args: Any) -> Any:
         return _body(*args)
 
-    # JAX forgets what it has traced together with the function.
-    _pass.call = before or jax.jit(_call, static_argnums=(0, 1, 2, 3))
+    # JAX drops the traces with the function.
+    _pass.call = outer or jax.jit(_call, static_argnums=(0, 1, 2, 3))
     try:
         yield
     finally:
-        _pass.call = before
+        _pass.call = outer
 
 
 def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
-    """Return `getattr(module, method)(*args)`; inside a trace as a call of a body that equal modules share.
+    """Call `module.method(*args)`; inside a trace by a body shared with equal modules.
 
-    It is no call outside of `one_pass`; in a `shard_map`, as a step on a mesh is, where `ir_passes` leaves calls as
-    they are; or where an argument holds anything but arrays and numbers: an object may do more than the trace shows.
+    The method is called directly outside `one_pass`, in a `shard_map`, where `ir_passes` does not inline calls, and
+    with arguments other than arrays and numbers: an object may do more than its trace.
 
     Args:
-        module: its structure and the types of its arrays and arguments say all of what the method traces.
+        module: its structure and the types of arrays and arguments determine the trace.
         method: name of the method.
         args: pytrees. A Python number is part of the structure.
     """
@@ -66,7 +66,7 @@ def traced_once(module: nnx.Module, method: str, *args: Any) -> Any:
 
 
 def _is_traced(leaf: Any) -> bool:
-    """Whether a value stands for an array inside a trace; other arrays know whether they are committed to a device."""
+    """Return True for a tracer; only concrete arrays have a Boolean `committed`."""
     if not isinstance(leaf, jax.Array):
         return False
     try:
@@ -76,7 +76,7 @@ def _is_traced(leaf: Any) -> bool:
 
 
 class _Fixed:
-    """A leaf that is no array; 1 and True make different programs."""
+    """A leaf other than an array; 1 and True make different programs."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -90,5 +90,5 @@ class _Fixed:
 
 def _body(graph: Any, method: str, tree: Any, fixed: tuple[_Fixed | None, ...], arrays: tuple[jax.Array, ...]) -> Any:
     rest = iter(arrays)
-    state, args = jax.tree.unflatten(tree, [next(rest) if one is None else one.value for one in fixed])
+    state, args = jax.tree.unflatten(tree, [next(rest) if leaf is None else leaf.value for leaf in fixed])
     return getattr(nnx.merge(graph, state), method)(*args)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 HEADS = ("ForCausalLM", "Model", "ForSequenceClassification")
-"""Ends of class names: a causal decoder with a vocabulary head, with none, and with one that scores a text."""
+"""Ends of class names: a causal decoder with a vocabulary head, without head, and with a score head."""
 
 
 def text_classes(*stems: str) -> tuple[str, ...]:
@@ -16,7 +16,7 @@ def named_classes(fields: Mapping[str, Any], where: str = "") -> Iterator[tuple[
     """Yield field and name of every class in a config.json and its `text_config`.
 
     `architectures` has the class of the weights, and `auto_map` the classes in the checkpoint's Python files, which are
-    never run. Files that are written by hand or made of GGUF metadata name none.
+    never run. Files from hand or from GGUF metadata name no class.
 
     Args:
         fields: of the file, or of a part of it.

@@ -1,4 +1,4 @@
-"""Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, latent attention (MLA) with RoPE and an output gate, MoE."""
+"""Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, MLA with RoPE and output gate, MoE."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,12 +25,12 @@ from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 262_144
-"""`max_position_embeddings` where config.json has none, as in transformers."""
-# Unused fields: a head size that follows from others, MTP heads (skipped), and settings of training.
+"""Default of `max_position_embeddings` in transformers."""
+# Unused fields: a redundant head size, MTP heads (skipped), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
 
-# Fields of published files that choose the mathematics and that transformers does not read, with what is implemented.
+# Fields of published files for the mathematics that transformers does not read, with the implemented value.
 IMPLEMENTED: dict[str, Any] = {
     "no_kda_lora": True,
     "use_kda_lora": False,
@@ -66,7 +66,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     bounded = reader.flag("kda_safe_gate", True)
     lower_bound = reader.number("kda_lower_bound", -5.0, minimum=-float("inf"))
     if lower_bound >= 0:
-        reader.fault("kda_lower_bound", "a negative number: the log-decay lies between it and zero")
+        reader.fault("kda_lower_bound", "a negative number, the lower bound of the log-decay")
     size = reader.integer("linear_head_dim" if "linear_head_dim" in reader else "head_dim")
     mixer = KimiDeltaAttentionConfig(
         reader.integer("linear_num_heads" if "linear_num_heads" in reader else "num_attention_heads"),
@@ -78,7 +78,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
     reader.choice("rope_interleave", [True], True)
     shared = reader.integer("qk_rope_head_dim")
-    # A fraction is relative to the whole head; the rotated entries must be the shared ones in any case.
+    # A fraction is relative to the whole head; the rotated entries must be the shared entries.
     fraction = reader.number("partial_rotary_factor", 1.0)
     rope = read_rope(reader, shared if fraction == 1.0 else size, 6e6, 1.0, DEFAULT_POSITIONS)
     if rope.size != shared:
@@ -109,15 +109,15 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, LatentAttentionConfig):
-        return latent_attention_weights(c, hidden, at, f"{layer}.attention", OUTPUTS, interleaved=True)
+        return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
     if isinstance(c, KimiDeltaAttentionConfig):
-        return delta_attention_weights(c, hidden, at, f"{layer}.attention", (c.heads,), OUTPUTS)
+        return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS)
     if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, at, f"{layer}.mlp", bias="gate.expert_bias")
+        return moe_weights(c, hidden, path, f"{layer}.mlp", bias="gate.expert_bias")
     assert isinstance(c, MlpConfig)
-    return mlp_weights(c.width, hidden, at, f"{layer}.mlp")
+    return mlp_weights(c.width, hidden, path, f"{layer}.mlp")
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
@@ -139,7 +139,7 @@ BAILING_HYBRID = Family(
     SKIPPED,
     (),
     modules=MODULES,
-    # Ling 2.5 and 2.6 have this model_type, too, and lightning attention instead of KDA: BailingMoeV2_5ForCausalLM.
+    # Ling 2.5 and 2.6 have the same model_type, with lightning attention instead of KDA: BailingMoeV2_5ForCausalLM.
     architectures=text_classes("BailingMoeV3", "BailingHybrid"),
     mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
     mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),

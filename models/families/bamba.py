@@ -1,4 +1,4 @@
-"""Bamba and Falcon-H1: Mamba2 or attention by layer (Bamba), both in parallel (Falcon-H1), then an MLP."""
+"""Bamba (Mamba2 or attention by layer) and Falcon-H1 (both in parallel), each with MLPs."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 BAMBA_POSITIONS, FALCON_POSITIONS = 262_144, 8192
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 
 
@@ -31,7 +31,7 @@ def _refuse_unimplemented(reader: ConfigReader) -> None:
 
 
 def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `bamba`: attention in the listed layers, with RoPE on half of each head."""
+    """Read config.json of `bamba`, with RoPE on half of each attention head."""
     reader = ConfigReader("bamba", config)
     eps = reader.number("rms_norm_eps", 1e-5)
     heads, kv_heads, head_dim = read_heads(reader, 8)
@@ -53,7 +53,7 @@ def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
 def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `falcon_h1`.
 
-    Factors on the input of a linear layer are applied to its output, those on both sides of the scores to their scale.
+    Factors on the input of a linear layer are applied to its output, factors on queries and keys to the score scale.
     """
     reader = ConfigReader("falcon_h1", config)
     eps = reader.number("rms_norm_eps", 1e-5)
@@ -83,12 +83,13 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     multipliers = tuple(factor["ssm_in_multiplier"] * part for part in parts)
     mixer = read_mamba2(reader, HYBRID_FIELDS, eps, width, norm=norm, multipliers=multipliers)
     _refuse_unimplemented(reader)
-    both = ParallelConfig((mixer, attention), (factor["ssm_out_multiplier"], into * factor["attention_out_multiplier"]))
+    multipliers = factor["ssm_out_multiplier"], into * factor["attention_out_multiplier"]
+    parallel = ParallelConfig((mixer, attention), multipliers)
     mlp = MlpConfig(reader.integer("intermediate_size"), gate_multiplier=gate, out_multiplier=down)
     reader.choice("mamba_use_mlp", [True], True)
     reader.get("mlp_expansion_factor")
     reader.choice("attn_layer_indices", [None], None)
-    layers = ((both, mlp),) * reader.integer("num_hidden_layers")
+    layers = ((parallel, mlp),) * reader.integer("num_hidden_layers")
     decoder = read_decoder_config(
         reader, layers, eps, reader.flag("tie_word_embeddings", False), FALCON_POSITIONS, rope
     )
@@ -99,15 +100,15 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, at, f"{layer}.mamba")
+        return mamba2_weights(c, hidden, path, f"{layer}.mamba")
     if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+        return attention_weights(c, hidden, path, f"{layer}.self_attn")
     if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward")
+        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward")
     assert isinstance(c, ParallelConfig)
-    parts = [_describe(inner, hidden, (*at, "layers", i), layer) for i, inner in enumerate(c.layers)]
+    parts = [_describe(inner, hidden, (*path, "layers", i), layer) for i, inner in enumerate(c.layers)]
     return [weight for part in parts for weight in part]
 
 

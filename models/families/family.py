@@ -19,7 +19,7 @@ MAX_MTP_LAYERS = 8
 
 
 class _OneKey(nnx.Rngs):
-    """One key for all parameters, which are only shapes; the counters of `nnx.Rngs` are slow to trace."""
+    """One key for all abstract parameters; the counters of `nnx.Rngs` are slow to trace."""
 
     def params(self) -> jax.Array:
         return jax.random.key(0)
@@ -30,25 +30,24 @@ class Family:
     """A family of checkpoints.
 
     Attributes:
-        name: the `model_type` it is known by.
+        name: its main `model_type`.
         model_types: every `model_type` of its config.json files, outer and text-only.
         read_config: reads a whole config.json, raising `ConfigError` with every fault.
-        weights: the parameters of a model and the checkpoint tensors they come from.
-        skipped: regular expressions, matched in full against a tensor's name in the file, of tensors that are not
-            part of the language model (vision towers, multi-token prediction heads).
-        prefixes: prefixes that stand for `root`, in multimodal checkpoints or in those of other programs.
-        with_head: the same family with the multi-token-prediction head of its checkpoints, which are then required to
-            have one; None where heads of the family are not implemented.
+        weights: lists the parameters of a model with their checkpoint tensors.
+        skipped: regular expressions, matched in full against a tensor's name in the file, of tensors outside the
+            language model (vision towers, multi-token prediction heads).
+        prefixes: prefixes in place of `root`, in multimodal checkpoints or files of other programs.
+        with_head: the same family with the multi-token-prediction head, then required in checkpoints; None if heads of
+            the family are not implemented.
         root: first part of the names of the decoder's tensors.
-        mtp_counts: fields of config.json with the number of MTP layers that are numbered behind the decoder's layers;
-            `of` skips their tensors.
+        mtp_counts: fields of config.json with the number of MTP layers behind the decoder's layers; `of` skips their
+            tensors.
         renamed: regular expression -> replacement, for the start of a tensor's name in the file; the first match
             counts, before `prefixes`.
         architectures: supported classes of transformers and of published Python files; a config.json with another class
             is refused.
-        mixers: configs of its layers with state, of any size; `state_formulas` describes these.
-        modules: regular expression -> replacement, for names of modules in transformers that differ from those of the
-            tensors in files.
+        mixers: configs of its layers with state, of any size, for `state_formulas`.
+        modules: regular expression -> replacement, from modules of transformers to tensors in files.
     """
 
     name: str
@@ -66,7 +65,7 @@ class Family:
     mixers: tuple[BranchConfig, ...] = ()
 
     def of(self, config: Mapping[str, Any]) -> "Family":
-        """Return the family that also skips the MTP layers of this config.json, at most `MAX_MTP_LAYERS`."""
+        """Return the family with the MTP layers of this config.json skipped, up to `MAX_MTP_LAYERS`."""
         layers = config.get("num_hidden_layers")
         count = next((config[name] for name in self.mtp_counts if name in config), None)
         if not isinstance(layers, int) or not isinstance(count, int) or count < 1:
@@ -79,7 +78,7 @@ class Family:
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def abstract(self, config: DecoderConfig) -> Decoder:
-        """Build a model whose parameters are ShapeDtypeStructs."""
+        """Build a model with ShapeDtypeStructs as parameters."""
         return nnx.eval_shape(lambda: self.build(config, _OneKey()))
 
     def state_formulas(self) -> list[str]:
@@ -103,13 +102,12 @@ class Family:
         return name
 
     def tensor_names(self, name: str) -> tuple[str, ...]:
-        """Return the names in `weights` that a parameter of transformers' modules may have."""
-        found = self.canonical(name)
-        renamed = found
+        """Return the possible names in `weights` of a parameter of transformers' modules."""
+        renamed = canonical = self.canonical(name)
         for pattern, replacement in self.modules:
             renamed = re.sub(pattern, replacement, renamed)
-        return tuple(dict.fromkeys((renamed, found)))
+        return tuple(dict.fromkeys((renamed, canonical)))
 
     def skips(self, name: str) -> bool:
-        """Whether a tensor of the file is skipped by its name."""
+        """Return True if a tensor of the file is skipped by its name."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)

@@ -1,6 +1,6 @@
 """Granite-4.0-H (granitemoehybrid): Mamba2 or attention, then an MLP or MoE, with fixed multipliers.
 
-Its experts have one layout, in published files and in those of transformers: one tensor for all of them.
+Published files and files of transformers have one tensor for all experts.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 2_048
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
-    """Read `layer_types` in either spelling; every layer is Mamba2 where the field is absent."""
+    """Read `layer_types` in either spelling; without it every layer is Mamba2."""
     name = spelled(reader, "layers_block_type", "layer_types")
     if reader.get(name) is None:
         return ["linear_attention"] * layers
@@ -38,7 +38,7 @@ def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def read_feed_forward(reader: ConfigReader) -> BranchConfig:
-    """Read the feed-forward layer: the shared MLP alone, or with experts that are chosen by logit."""
+    """Read the feed-forward layer: the shared MLP, or MoE with softmax over the chosen logits."""
     experts = reader.integer("num_local_experts", 8, minimum=0)
     shared = reader.integer("shared_intermediate_size", 1024)
     width = reader.integer("intermediate_size", 11008)
@@ -94,36 +94,36 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return dataclasses.replace(decoder, **multipliers)
 
 
-def _shared(width: int, hidden: int, at: Path, name: str) -> list[Weight]:
-    """Describe an MLP whose gate and up rows are in one tensor."""
+def _shared(width: int, hidden: int, path: Path, name: str) -> list[Weight]:
+    """Describe an MLP with gate and up rows in one tensor."""
     fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
     gate, up = np.split(np.arange(2 * width), 2)
     return [
-        Weight((*at, "gate_proj"), (width, hidden), (rows(fused, shape, gate),)),
-        Weight((*at, "up_proj"), (width, hidden), (rows(fused, shape, up),)),
-        tensor((*at, "down_proj"), f"{name}.output_linear.weight", (hidden, width)),
+        Weight((*path, "gate_proj"), (width, hidden), (rows(fused, shape, gate),)),
+        Weight((*path, "up_proj"), (width, hidden), (rows(fused, shape, up),)),
+        tensor((*path, "down_proj"), f"{name}.output_linear.weight", (hidden, width)),
     ]
 
 
-def _experts(c: MoeConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+def _experts(c: MoeConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     count = c.router.experts
     return [
-        tensor((*at, "router", "weight"), f"{name}.router.layer.weight", (count, hidden)),
-        tensor((*at, "gate_up_proj"), f"{name}.input_linear.weight", (count, 2 * c.width, hidden)),
-        tensor((*at, "down_proj"), f"{name}.output_linear.weight", (count, hidden, c.width)),
+        tensor((*path, "router", "weight"), f"{name}.router.layer.weight", (count, hidden)),
+        tensor((*path, "gate_up_proj"), f"{name}.input_linear.weight", (count, 2 * c.width, hidden)),
+        tensor((*path, "down_proj"), f"{name}.output_linear.weight", (count, hidden, c.width)),
     ]
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, at, f"{layer}.mamba")
+        return mamba2_weights(c, hidden, path, f"{layer}.mamba")
     if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+        return attention_weights(c, hidden, path, f"{layer}.self_attn")
     if isinstance(c, MlpConfig):
-        return _shared(c.width, hidden, at, f"{layer}.shared_mlp")
+        return _shared(c.width, hidden, path, f"{layer}.shared_mlp")
     assert isinstance(c, MoeConfig)
-    shared = _shared(c.shared_width, hidden, (*at, "shared_expert"), f"{layer}.shared_mlp")
-    return _experts(c, hidden, at, f"{layer}.block_sparse_moe") + shared
+    shared = _shared(c.shared_width, hidden, (*path, "shared_expert"), f"{layer}.shared_mlp")
+    return _experts(c, hidden, path, f"{layer}.block_sparse_moe") + shared
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
@@ -131,7 +131,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe)
 
 
-# transformers has the tensors of the experts in a module of their own.
+# transformers has a separate module for the tensors of the experts.
 MODULES = (
     (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
     (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),

@@ -1,4 +1,4 @@
-"""Jamba: Mamba (S6) layers with norms of time step, B and C, some attention layers without positions, MLP or MoE."""
+"""Jamba: Mamba (S6) layers with inner norms, attention layers without positions, MLP or MoE."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,14 +19,14 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 262_144
-"""`max_position_embeddings` of config.json files without it, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 # Training, kernels, and outputs other than logits.
 UNUSED = """output_router_logits router_aux_loss_coef attention_dropout use_mamba_kernels use_mambapy
     use_associative_scan num_logits_to_keep calc_logits_for_entire_prompt""".split()
 
 
 def _periodic(reader: ConfigReader, kind: str, period: int, offset: int) -> tuple[int, int]:
-    """Read every how many layers there is one of a kind, and the first of them."""
+    """Read period and offset of a kind of layers."""
     period = reader.integer(f"{kind}_layer_period", period)
     offset = reader.integer(f"{kind}_layer_offset", offset, minimum=0)
     if offset >= period:
@@ -70,15 +70,15 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, Mamba1Config):
-        return mamba1_weights(c, hidden, at, f"{layer}.mamba")
+        return mamba1_weights(c, hidden, path, f"{layer}.mamba")
     if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, at, f"{layer}.self_attn")
+        return attention_weights(c, hidden, path, f"{layer}.self_attn")
     if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward")
+        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward")
     assert isinstance(c, MoeConfig)
-    return moe_weights(c, hidden, at, f"{layer}.feed_forward", router="router")
+    return moe_weights(c, hidden, path, f"{layer}.feed_forward", router="router")
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

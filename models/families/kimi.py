@@ -1,7 +1,7 @@
 """Config fields and tensors common to Kimi-Linear and Ling: KDA, latent attention (MLA), sigmoid-routed MoE.
 
-Not shared with other families: the tensors of these two mixers, which no other family has. Three convolutions become
-one, rows of latent attention are split into compressed and shared entries, and rotated pairs are de-interleaved.
+Not shared with other families: the tensors of these two mixers. Three convolutions become one, rows of latent
+attention are split into compressed and shared entries, and rotated pairs are de-interleaved.
 """
 
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from models.config.fields import read_kinds, spelled
+from models.config.groups import read_groups
 from models.config.reader import ConfigReader
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -20,26 +21,19 @@ from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 
 def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> MoeConfig:
-    """Read the MoE: sigmoid router with correction bias and expert groups, and a shared expert of several widths.
+    """Read the MoE: sigmoid router with correction bias and groups, and a wide shared expert.
 
     Args:
         reader: of config.json.
-        grouped, scale: defaults of the groups, of those that are kept, and of `routed_scaling_factor`.
+        grouped: default numbers of groups and chosen groups.
+        scale: default of `routed_scaling_factor`.
     """
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = reader.integer(spelled(reader, *names))
     name = spelled(reader, "num_experts_per_token", "num_experts_per_tok")
     per_token = reader.integer(name)
-    group_name = spelled(reader, "num_expert_group", "n_group")
-    groups, kept = reader.integer(group_name, grouped[0]), reader.integer("topk_group", grouped[1])
-    if experts % groups or (groups > 1 and experts // groups < 2):
-        reader.fault(group_name, f"a divisor of the {experts} experts that leaves at least two in a group")
-        groups = 1
-    if kept > groups:
-        reader.fault("topk_group", f"at most the {groups} groups")
-    kept = min(kept, groups)
-    if per_token > kept * (experts // groups):
-        reader.fault(name, f"at most the {kept * (experts // groups)} experts of the groups that are kept")
+    group_names = spelled(reader, "num_expert_group", "n_group"), name
+    groups, chosen_groups, per_token = read_groups(reader, experts, per_token, group_names, grouped)
     shared = reader.integer(spelled(reader, "num_shared_experts", "n_shared_experts"), 1, minimum=0)
     width = reader.integer("moe_intermediate_size")
     reader.choice("moe_router_activation_func", ["sigmoid"], "sigmoid")
@@ -48,11 +42,11 @@ def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> Mo
     reader.choice("use_grouped_topk", [True], True)
     router = RouterConfig(
         experts,
-        min(per_token, experts),
+        per_token,
         scores="sigmoid",
         bias=True,
         groups=groups,
-        groups_kept=kept,
+        groups_kept=chosen_groups,
         normalise=reader.flag(spelled(reader, "moe_renormalize", "norm_topk_prob"), True),
         epsilon=1e-20,
         scale=reader.number("routed_scaling_factor", scale),
@@ -69,7 +63,7 @@ def read_feed_forward(
         reader: of config.json.
         layers: number of layers.
         dense: default of `first_k_dense_replace`.
-        groups, scale: as `grouped` and `scale` of `read_moe`.
+        groups, scale: `grouped` and `scale` of `read_moe`.
     """
     dense = reader.integer("first_k_dense_replace", dense, minimum=0)
     kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
@@ -81,10 +75,10 @@ def read_feed_forward(
 
 
 def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bool) -> LatentAttentionConfig:
-    """Read the sizes of latent attention; `q_lora_rank` is null where queries are not compressed."""
+    """Read the sizes of latent attention; a null `q_lora_rank` means uncompressed queries."""
     reader.choice("attention_bias", [False], False)
     heads = reader.integer("num_attention_heads")
-    # Absent it is 32 in transformers.
+    # The default in transformers is 32.
     if reader.integer("num_key_value_heads", 32 if reader.absent("num_key_value_heads") else heads) != heads:
         reader.fault("num_key_value_heads", f"num_attention_heads ({heads}): all heads share the compressed rows")
     return LatentAttentionConfig(
@@ -100,57 +94,57 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
 
 
 def delta_attention_weights(
-    c: KimiDeltaAttentionConfig, hidden: int, at: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
+    c: KimiDeltaAttentionConfig, hidden: int, path: tuple, name: str, a_log: tuple[int, ...], outputs: Sequence[str]
 ) -> list[Weight]:
-    """List the parameters of a KDA layer; the matrices and taps of q, k and v are joined.
+    """List the parameters of a KDA layer, with joined q, k and v.
 
     Args:
         c, hidden: the layer.
-        at: its path in the model.
+        path: its path in the model.
         name: prefix of its tensor names.
         a_log: shape of `A_log` in the checkpoint.
-        outputs: names that the output projection may have.
+        outputs: possible names of the output projection.
     """
     weights = [
         Weight(
-            (*at, "in_proj_qkv"),
+            (*path, "in_proj_qkv"),
             (c.channels, hidden),
             (joined({f"{name}.{part}_proj.weight": (c.width, hidden) for part in "qkv"}),),
         ),
         Weight(
-            (*at, "conv1d"),
+            (*path, "conv1d"),
             (c.channels, 1, c.kernel),
             (joined({f"{name}.{part}_conv1d.weight": (c.width, 1, c.kernel) for part in "qkv"}),),
         ),
         Weight(
-            (*at, "A_log"),
+            (*path, "A_log"),
             (c.heads,),
             (WeightSource({f"{name}.A_log": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
             float32=True,
         ),
-        tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
-        tensor((*at, "in_proj_b"), f"{name}.b_proj.weight", (c.heads, hidden)),
-        tensor((*at, "norm"), f"{name}.o_norm.weight", (c.head_size,), float32=True),
-        tensor((*at, "out_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.width)),
+        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
+        tensor((*path, "in_proj_b"), f"{name}.b_proj.weight", (c.heads, hidden)),
+        tensor((*path, "norm"), f"{name}.o_norm.weight", (c.head_size,), float32=True),
+        tensor((*path, "out_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.width)),
     ]
     for part, letter in (("decay", "f"), ("gate", "g")):
         if c.bottleneck is None:
-            weights.append(tensor((*at, part, "up"), f"{name}.{letter}_proj.weight", (c.width, hidden)))
+            weights.append(tensor((*path, part, "up"), f"{name}.{letter}_proj.weight", (c.width, hidden)))
         else:
-            weights.append(tensor((*at, part, "down"), f"{name}.{letter}_a_proj.weight", (c.bottleneck, hidden)))
-            weights.append(tensor((*at, part, "up"), f"{name}.{letter}_b_proj.weight", (c.width, c.bottleneck)))
+            weights.append(tensor((*path, part, "down"), f"{name}.{letter}_a_proj.weight", (c.bottleneck, hidden)))
+            weights.append(tensor((*path, part, "up"), f"{name}.{letter}_b_proj.weight", (c.width, c.bottleneck)))
     return weights
 
 
 def latent_attention_weights(
-    c: LatentAttentionConfig, hidden: int, at: tuple, name: str, outputs: Sequence[str], interleaved: bool
+    c: LatentAttentionConfig, hidden: int, path: tuple, name: str, outputs: Sequence[str], interleaved: bool
 ) -> list[Weight]:
     """List the parameters of a latent attention layer.
 
     Args:
-        c, hidden, at, name, outputs: as for `delta_attention_weights`.
-        interleaved: the rotated pairs are neighbours in the checkpoint; they become the two halves, of queries and keys
-            alike, which changes no score.
+        c, hidden, path, name, outputs: as for `delta_attention_weights`.
+        interleaved: the rotated pairs are neighbours in the checkpoint; they become the two halves in queries and keys,
+            with the same scores.
     """
     pairs = np.arange(c.shared_size)
     if interleaved:
@@ -163,31 +157,31 @@ def latent_attention_weights(
 
     def heads(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Split into keys `[head, rank, key_size]` and values `[head, value_size, rank]`."""
-        both = tensor.reshape((c.heads, c.key_size + c.value_size, c.rank))
-        return np.swapaxes(both[:, : c.key_size], 1, 2), both[:, c.key_size :]
+        matrices = tensor.reshape((c.heads, c.key_size + c.value_size, c.rank))
+        return np.swapaxes(matrices[:, : c.key_size], 1, 2), matrices[:, c.key_size :]
 
     query = f"{name}.{'q_proj' if c.query_rank is None else 'q_b_proj'}.weight"
     query_shape = (len(of_queries), c.query_rank or hidden)
     weights = [
-        Weight((*at, "q_proj"), query_shape, (rows(query, query_shape, of_queries),)),
-        Weight((*at, "row_proj"), row_shape, (rows(row, row_shape, of_row),)),
-        tensor((*at, "row_norm", "weight"), f"{name}.kv_a_layernorm.weight", (c.rank,), float32=True),
+        Weight((*path, "q_proj"), query_shape, (rows(query, query_shape, of_queries),)),
+        Weight((*path, "row_proj"), row_shape, (rows(row, row_shape, of_row),)),
+        tensor((*path, "row_norm", "weight"), f"{name}.kv_a_layernorm.weight", (c.rank,), float32=True),
         Weight(
-            (*at, "key_up"),
+            (*path, "key_up"),
             (c.heads, c.rank, c.key_size),
             (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
         ),
         Weight(
-            (*at, "value_up"),
+            (*path, "value_up"),
             (c.heads, c.value_size, c.rank),
             (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
         ),
-        tensor((*at, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
+        tensor((*path, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
     ]
     if c.query_rank is not None:
-        weights.append(tensor((*at, "query_down"), f"{name}.q_a_proj.weight", (c.query_rank, hidden)))
+        weights.append(tensor((*path, "query_down"), f"{name}.q_a_proj.weight", (c.query_rank, hidden)))
         norm = f"{name}.q_a_layernorm.weight"
-        weights.append(tensor((*at, "query_norm", "weight"), norm, (c.query_rank,), float32=True))
+        weights.append(tensor((*path, "query_norm", "weight"), norm, (c.query_rank,), float32=True))
     if c.head_gate:
-        weights.append(tensor((*at, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))
+        weights.append(tensor((*path, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))
     return weights

@@ -24,7 +24,7 @@ from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 1_048_576
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 # Positions are not used; the sizes follow from others.
@@ -32,7 +32,7 @@ UNUSED = ("head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "num_nextn_pr
 
 
 def read_layer_types(reader: ConfigReader, linear: ConfigReader | None, layers: int) -> list[str]:
-    """Read `layer_types`, or the two lists of `linear_attn_config`, which count layers from 1."""
+    """Read `layer_types`, or the lists of `linear_attn_config` with layers from 1."""
     if "layer_types" in reader or linear is None:
         return read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
     kda, full = linear.integers("kda_layers"), linear.integers("full_attn_layers")
@@ -42,7 +42,7 @@ def read_layer_types(reader: ConfigReader, linear: ConfigReader | None, layers: 
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `kimi_linear`, as published or as transformers saves it."""
+    """Read config.json of `kimi_linear`, published or saved by transformers."""
     reader = ConfigReader("kimi_linear", config)
     layers = reader.integer("num_hidden_layers")
     eps = reader.number("rms_norm_eps", 1e-5)
@@ -70,18 +70,18 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, LatentAttentionConfig):
-        return latent_attention_weights(c, hidden, at, f"{layer}.self_attn", ("o_proj",), interleaved=False)
+        return latent_attention_weights(c, hidden, path, f"{layer}.self_attn", ("o_proj",), interleaved=False)
     if isinstance(c, KimiDeltaAttentionConfig):
-        return delta_attention_weights(c, hidden, at, f"{layer}.self_attn", (1, 1, c.heads, 1), ("o_proj",))
+        return delta_attention_weights(c, hidden, path, f"{layer}.self_attn", (1, 1, c.heads, 1), ("o_proj",))
     if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, at, f"{layer}.block_sparse_moe", EXPERT)
+        return moe_weights(c, hidden, path, f"{layer}.block_sparse_moe", EXPERT)
     assert isinstance(c, MlpConfig)
-    # transformers saves the dense layers under the name of the sparse ones; the published files do not.
-    places = (f"{layer}.mlp", f"{layer}.block_sparse_moe")
-    published, saved = (mlp_weights(c.width, hidden, at, place) for place in places)
-    return [replace(one, options=one.options + two.options) for one, two in zip(published, saved, strict=True)]
+    # transformers saves dense layers under the name of sparse layers; published files do not.
+    names = (f"{layer}.mlp", f"{layer}.block_sparse_moe")
+    published, saved = (mlp_weights(c.width, hidden, path, name) for name in names)
+    return [replace(a, options=a.options + b.options) for a, b in zip(published, saved, strict=True)]
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

@@ -20,7 +20,7 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, tensor
 
 DEFAULT_POSITIONS = 128_000
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
 MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Fields of published configs about initialisation, and duplicates of other fields.
@@ -29,7 +29,7 @@ UNUSED = """block_dim block_mlp_init_scale block_out_init_scale block_use_xavier
 
 
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
-    """Read `layer_types`, or attention in the layers of `full_attn_idxs` and convolutions elsewhere."""
+    """Read `layer_types`, or the attention layers of `full_attn_idxs`."""
     if "layer_types" in reader:
         return read_kinds(reader, "layer_types", ["conv", "full_attention"], layers)
     indices = reader.integers("full_attn_idxs") if "full_attn_idxs" in reader else tuple(range(layers))
@@ -39,7 +39,7 @@ def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
 
 
 def read_mlp(reader: ConfigReader) -> MlpConfig:
-    """Read the MLP of `lfm2`: two thirds of the given width, rounded up to a whole number of blocks."""
+    """Read the MLP of `lfm2`: two thirds of the width, rounded up to whole blocks."""
     width = reader.integer("block_ff_dim" if "block_ff_dim" in reader else "intermediate_size")
     multiplier = reader.number("block_ffn_dim_multiplier", 1.0)
     block = reader.integer("block_multiple_of", 256)
@@ -98,16 +98,16 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, at, f"{layer}.self_attn", ATTENTION)
+        return attention_weights(c, hidden, path, f"{layer}.self_attn", ATTENTION)
     if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, at, f"{layer}.feed_forward", MLP)
+        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward", MLP)
     if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, at, f"{layer}.feed_forward", MLP, bias="expert_bias")
+        return moe_weights(c, hidden, path, f"{layer}.feed_forward", MLP, bias="expert_bias")
     assert isinstance(c, GatedShortConvConfig)
     shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
-    return [tensor((*at, part), f"{layer}.conv.{part}.weight", shape) for part, shape in shapes.items()]
+    return [tensor((*path, part), f"{layer}.conv.{part}.weight", shape) for part, shape in shapes.items()]
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

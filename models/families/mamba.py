@@ -1,4 +1,4 @@
-"""Mamba and Falcon-Mamba: selective state space layers (S6) alone."""
+"""Mamba and Falcon-Mamba: only selective state space layers (S6)."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ UNUSED = """time_step_scale time_step_min time_step_max time_step_init_scheme ti
 
 
 def read_rank(reader: ConfigReader, name: str) -> int:
-    """Read the size of the compressed time step; "auto" is a sixteenth of the hidden size."""
+    """Read the size of the compressed time step; "auto": a sixteenth of the hidden size."""
     if reader.get(name) in (None, "auto"):
         return math.ceil(reader.integer("hidden_size") / 16)
     return reader.integer(name)
@@ -54,7 +54,7 @@ def _read(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 
 
-def mamba1_weights(c: Mamba1Config, hidden: int, at: Path, name: str) -> list[Weight]:
+def mamba1_weights(c: Mamba1Config, hidden: int, path: Path, name: str) -> list[Weight]:
     """List the parameters of a Mamba layer; arguments as for `layer_weights.attention_weights`."""
     matrices = {
         "in_proj": (2 * c.width, hidden),
@@ -75,14 +75,14 @@ def mamba1_weights(c: Mamba1Config, hidden: int, at: Path, name: str) -> list[We
             f"{x}_norm": (f"{x}_layernorm.weight", (n,)) for x, n in zip(("dt", "b", "c"), c.parts, strict=True)
         }
     return [
-        *(tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in matrices.items()),
-        *(tensor((*at, part), f"{name}.{file}", shape, float32=True) for part, (file, shape) in vectors.items()),
+        *(tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in matrices.items()),
+        *(tensor((*path, part), f"{name}.{file}", shape, float32=True) for part, (file, shape) in vectors.items()),
     ]
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     assert isinstance(c, Mamba1Config)
-    return mamba1_weights(c, hidden, at, f"{layer}.mixer")
+    return mamba1_weights(c, hidden, path, f"{layer}.mixer")
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

@@ -37,8 +37,8 @@ def read_mamba2(
         reader: config.json.
         fields: names of the fields, by the names in `HYBRID_FIELDS`.
         eps: of the gated norm.
-        width: inner width, which must be heads times their size; None where the config has no field for it.
-        default_groups: groups where there is no such field, as in transformers.
+        width: inner width, heads times their size; None for configs without such a field.
+        default_groups: groups without such a field, as in transformers.
         variant: further options of `Mamba2Config`.
     """
     heads = reader.integer(fields["heads"])
@@ -67,7 +67,7 @@ def read_mamba2(
     )
 
 
-def mamba2_weights(c: Mamba2Config, hidden: int, at: Path, name: str) -> list[Weight]:
+def mamba2_weights(c: Mamba2Config, hidden: int, path: Path, name: str) -> list[Weight]:
     """List the parameters of a Mamba2 layer; arguments as for `layer_weights.attention_weights`."""
     vectors = {"A_log": "A_log", "dt_bias": "dt_bias", "D": "D"}
     shapes = dict.fromkeys(vectors, (c.heads,))
@@ -76,8 +76,8 @@ def mamba2_weights(c: Mamba2Config, hidden: int, at: Path, name: str) -> list[We
     if c.norm != "none":
         vectors["norm"], shapes["norm"] = "norm.weight", (c.width,)
     return [
-        tensor((*at, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.segments), hidden)),
-        tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
-        tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.width)),
-        *(tensor((*at, part), f"{name}.{found}", shapes[part], float32=True) for part, found in vectors.items()),
+        tensor((*path, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.segments), hidden)),
+        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+        tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.width)),
+        *(tensor((*path, part), f"{name}.{file}", shapes[part], float32=True) for part, file in vectors.items()),
     ]

@@ -1,13 +1,12 @@
-"""Nemotron-H and pure Mamba2: a layer is one mixer, which is Mamba2, attention without RoPE, an MLP or experts (MoE).
+"""Nemotron-H and pure Mamba2: each layer is Mamba2, attention without RoPE, an MLP or MoE.
 
-`mamba2` checkpoints have the layers and tensor names of Nemotron-H with Mamba2 mixers alone; only the names of the
-config fields differ. Not shared with other families: the letters of the layer pattern, and the tensor names of layers
-without a gate.
+`mamba2` checkpoints have the layers and tensor names of Nemotron-H with Mamba2 mixers only; the names of the config
+fields differ. Not shared with other families: letters of a layer pattern and tensor names of layers without a gate.
 
-Time steps are limited by `time_step_limit`, as in the code published with the checkpoints. transformers applies
-`time_step_min`, which is meant for initial values, as a floor in prefill and not in decoding, so that its results
-depend on how a text is split into steps; a floor for some tokens only is not implemented. `"hf_compat_dt_floor": true`
-in config.json applies the floor to every token, which gives the scores of transformers for a text in one prefill.
+`time_step_limit` bounds time steps, as in the code published with the checkpoints. transformers applies
+`time_step_min`, a bound of initial values, as a floor in prefill and not in decoding, so its results depend on the
+split of a text into steps; a floor for some tokens only is not implemented. `"hf_compat_dt_floor": true` in config.json
+applies the floor to every token, for the scores of transformers in one prefill.
 """
 
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.config.fields import OLDER_KINDS, read_decoder_config, read_heads
+from models.config.groups import read_groups
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
@@ -30,7 +30,7 @@ from models.weights.layer_weights import Path, attention_weights, backbone_weigh
 from models.weights.sources import Weight, expert_matrices, tensor
 
 DEFAULT_POSITIONS = 4_096
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 NEMOTRON_H_FIELDS = {
     "heads": "mamba_num_heads",
     "head_size": "mamba_head_dim",
@@ -41,9 +41,9 @@ NEMOTRON_H_FIELDS = {
 }
 MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_dim", "state_size": "state_size"}
 MAX_MAMBA2_POSITIONS = 1 << 30
-"""Positions of a model without attention, which has no limit of its own: int32 positions are the only one."""
+"""Positions of a model without attention, limited by int32 only."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-# Settings of RoPE, which attention does not use, of MTP heads, and of training.
+# Unused settings of RoPE, of MTP heads, and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
     mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
 
@@ -68,16 +68,7 @@ def read_layer_types(reader: ConfigReader) -> list[str]:
 def read_moe(reader: ConfigReader) -> MoeConfig:
     """Read the MoE: experts without gates, sigmoid router with correction bias and expert groups."""
     experts, per_token = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
-    groups, kept = reader.integer("n_group", 1), reader.integer("topk_group", 1)
-    if experts % groups or (groups > 1 and experts // groups < 2):
-        reader.fault("n_group", f"a divisor of n_routed_experts ({experts}) that leaves two experts to a group")
-        groups = 1
-    if kept > groups:
-        reader.fault("topk_group", f"at most n_group ({groups})")
-        kept = groups
-    if per_token > experts // groups * kept:
-        reader.fault("num_experts_per_tok", f"at most the {experts // groups * kept} experts of the chosen groups")
-        per_token = 1
+    groups, chosen_groups, per_token = read_groups(reader, experts, per_token, ("n_group", "num_experts_per_tok"))
     reader.choice("n_shared_experts", [1], 1)
     router = RouterConfig(
         experts,
@@ -85,7 +76,7 @@ def read_moe(reader: ConfigReader) -> MoeConfig:
         "sigmoid",
         bias=True,
         groups=groups,
-        groups_kept=kept,
+        groups_kept=chosen_groups,
         normalise=reader.flag("norm_topk_prob", True),
         epsilon=1e-20,
         scale=reader.number("routed_scaling_factor", 1.0),
@@ -100,7 +91,7 @@ def read_moe(reader: ConfigReader) -> MoeConfig:
 
 
 def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `nemotron_h`, as published by NVIDIA or as written by transformers."""
+    """Read config.json of `nemotron_h`, from NVIDIA or transformers."""
     reader = ConfigReader("nemotron_h", config)
     eps = reader.number("layer_norm_epsilon" if "layer_norm_epsilon" in reader else "norm_eps", 1e-5)
     reader.get("norm_eps")
@@ -144,7 +135,7 @@ def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def unused_sizes(types: list[str]) -> list[str]:
-    """List the size fields that configs have although no layer uses them."""
+    """List size fields without a layer."""
     names = {
         "full_attention": "num_attention_heads num_key_value_heads head_dim",
         "mlp": "intermediate_size",
@@ -154,38 +145,38 @@ def unused_sizes(types: list[str]) -> list[str]:
     return [name for kind, fields in names.items() if kind not in types for name in fields.split()]
 
 
-def _feed_forward(c: MlpConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+def _feed_forward(c: MlpConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     shapes = {"up_proj": (c.width, hidden), "down_proj": (hidden, c.width)}
-    return [tensor((*at, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
+    return [tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
 
 
-def _experts(c: MoeConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+def _experts(c: MoeConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     count, inner = c.router.experts, c.latent or hidden
     weights = [
-        tensor((*at, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
-        tensor((*at, "router", "bias"), f"{name}.gate.e_score_correction_bias", (count,), float32=True),
-        *_feed_forward(MlpConfig(c.shared_width), hidden, (*at, "shared_expert"), f"{name}.shared_experts"),
+        tensor((*path, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
+        tensor((*path, "router", "bias"), f"{name}.gate.e_score_correction_bias", (count,), float32=True),
+        *_feed_forward(MlpConfig(c.shared_width), hidden, (*path, "shared_expert"), f"{name}.shared_experts"),
     ]
     for part, shape in {"up_proj": (c.width, inner), "down_proj": (inner, c.width)}.items():
         experts = f"{name}.experts"
         options = expert_matrices(f"{experts}.{part}", experts, (part,), count, shape)
-        weights.append(Weight((*at, part), (count, *shape), options))
+        weights.append(Weight((*path, part), (count, *shape), options))
     if c.latent is not None:
-        weights.append(tensor((*at, "latent_in"), f"{name}.fc1_latent_proj.weight", (c.latent, hidden)))
-        weights.append(tensor((*at, "latent_out"), f"{name}.fc2_latent_proj.weight", (hidden, c.latent)))
+        weights.append(tensor((*path, "latent_in"), f"{name}.fc1_latent_proj.weight", (c.latent, hidden)))
+        weights.append(tensor((*path, "latent_out"), f"{name}.fc2_latent_proj.weight", (hidden, c.latent)))
     return weights
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     name = f"{layer}.mixer"
     if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, at, name)
+        return mamba2_weights(c, hidden, path, name)
     if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, at, name)
+        return attention_weights(c, hidden, path, name)
     if isinstance(c, MlpConfig):
-        return _feed_forward(c, hidden, at, name)
+        return _feed_forward(c, hidden, path, name)
     assert isinstance(c, MoeConfig)
-    return _experts(c, hidden, at, name)
+    return _experts(c, hidden, path, name)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

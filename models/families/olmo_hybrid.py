@@ -18,13 +18,13 @@ from models.weights.layer_weights import Path, attention_weights, decoder_weight
 from models.weights.sources import Weight, joined, tensor
 
 DEFAULT_POSITIONS = 65_536
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 # How the model was initialised.
 UNUSED = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
 
 
 def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
-    """Read the sizes of the recurrent layers; their defaults follow from the attention heads, as in transformers."""
+    """Read the sizes of the recurrent layers, by default from the attention heads."""
     heads, hidden = reader.integer("num_attention_heads"), reader.integer("hidden_size")
     key_heads = reader.integer("linear_num_key_heads", heads)
     value_heads = reader.integer("linear_num_value_heads", heads)
@@ -37,18 +37,18 @@ def read_mixer(reader: ConfigReader) -> GatedDeltaNetConfig:
         key_size,
         reader.integer("linear_value_head_dim", 2 * key_size),
         reader.integer("linear_conv_kernel_dim", 4, minimum=2),
-        1e-5,  # of the gated norm, whatever rms_norm_eps says
+        1e-5,  # of the gated norm, for every rms_norm_eps
         strongest_write=2.0 if reader.flag("linear_allow_neg_eigval", True) else 1.0,
     )
 
 
 def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
-    """Read RoPE; a null base, or null settings as in the published models, mean that there is none.
+    """Read RoPE; a null base, or null settings as in published models, mean no RoPE.
 
-    Without any of them the base is 10000, as in transformers, which takes null settings for that, too.
+    Without these fields the base is 10000, as in transformers, also for its null settings.
     """
     names = ("rope_scaling", "rope_parameters")
-    place = next((one for one in map(reader.get, names) if isinstance(one, Mapping) and one), {})
+    place = next((value for value in map(reader.get, names) if isinstance(value, Mapping) and value), {})
     base = place.get("rope_theta", reader.get("rope_theta"))
     null = "rope_theta" in place or not reader.absent("rope_theta")
     if base is not None or not (null or (not place and not reader.absent("rope_parameters"))):
@@ -85,56 +85,56 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _mixer(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+def _mixer(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     plain = {
         "in_proj_z": ("g_proj", (c.value_width, hidden)),
         "in_proj_b": ("b_proj", (c.value_heads, hidden)),
         "in_proj_a": ("a_proj", (c.value_heads, hidden)),
         "out_proj": ("o_proj", (hidden, c.value_width)),
     }
-    own, taps = (c.key_width, c.key_width, c.value_width), (1, c.kernel)
-    # transformers saves the convolution split into three equal tensors, wherever the queries end: only their order
-    # tells which rows are q, k and v.
+    widths, taps = (c.key_width, c.key_width, c.value_width), (1, c.kernel)
+    # transformers saves the convolution as three equal tensors, independent of the widths of q, k and v: only the order
+    # of rows is right.
     third = -(-c.channels // 3)
     convs = [
         joined({f"{name}.{part}_conv1d.weight": (size, *taps) for part, size in zip("qkv", sizes, strict=True)})
-        for sizes in dict.fromkeys((own, (third, third, c.channels - 2 * third)))
+        for sizes in dict.fromkeys((widths, (third, third, c.channels - 2 * third)))
     ]
-    projections = {f"{name}.{part}_proj.weight": (size, hidden) for part, size in zip("qkv", own, strict=True)}
+    projections = {f"{name}.{part}_proj.weight": (size, hidden) for part, size in zip("qkv", widths, strict=True)}
     return [
-        Weight((*at, "in_proj_qkv"), (c.channels, hidden), (joined(projections),)),
-        Weight((*at, "conv1d"), (c.channels, *taps), tuple(convs)),
-        *(tensor((*at, part), f"{name}.{found}.weight", shape) for part, (found, shape) in plain.items()),
-        tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-        tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-        tensor((*at, "norm"), f"{name}.o_norm.weight", (c.value_size,), float32=True),
+        Weight((*path, "in_proj_qkv"), (c.channels, hidden), (joined(projections),)),
+        Weight((*path, "conv1d"), (c.channels, *taps), tuple(convs)),
+        *(tensor((*path, part), f"{name}.{file}.weight", shape) for part, (file, shape) in plain.items()),
+        tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+        tensor((*path, "norm"), f"{name}.o_norm.weight", (c.value_size,), float32=True),
     ]
 
 
-def _describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     inner = c.inner if isinstance(c, PostNorm) else c
     if isinstance(inner, AttentionConfig):
-        return attention_weights(inner, hidden, at, f"{layer}.self_attn")
+        return attention_weights(inner, hidden, path, f"{layer}.self_attn")
     if isinstance(inner, MlpConfig):
-        return mlp_weights(inner.width, hidden, at, f"{layer}.mlp")
+        return mlp_weights(inner.width, hidden, path, f"{layer}.mlp")
     assert isinstance(inner, GatedDeltaNetConfig)
-    return _mixer(inner, hidden, at, f"{layer}.linear_attn")
+    return _mixer(inner, hidden, path, f"{layer}.linear_attn")
 
 
-# Norm of each branch, by kind of layer; a second name is that of checkpoints saved by transformers.
+# Norm of each branch, by kind of layer; the second names are from checkpoints saved by transformers.
 ATTENDING = (("post_attention_layernorm", "feedforward_layer_norm"), ("post_feedforward_layernorm",))
 LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter of the decoder with the tensor names of the checkpoints."""
-    found = decoder_weights(config, _describe, norms=())
+    weights = decoder_weights(config, _describe, norms=())
     for i, (mixer, _) in enumerate(config.layers):
         for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
             names = [f"model.layers.{i}.{norm}.weight" for norm in norms]
             path = ("layers", i, "branches", j, "norm", "weight")
-            found.append(tensor(path, names, (config.hidden_size,), float32=True))
-    return found
+            weights.append(tensor(path, names, (config.hidden_size,), float32=True))
+    return weights
 
 
 OLMO_HYBRID = Family(

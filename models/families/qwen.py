@@ -1,8 +1,7 @@
 """Decoder, config fields and tensor names common to Qwen3-Next and Qwen3.5.
 
-Not shared with other families: a config whose text part may be nested and tensors that then have another prefix, the
-projections of a Gated DeltaNet, a shared expert with a gate of its own, and the multi-token-prediction head, which no
-other family has here.
+Not shared with other families: nested text configs with another prefix of tensors, projections of a Gated DeltaNet, a
+shared expert with a gate, and a multi-token-prediction head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from models.weights.layer_weights import (
 from models.weights.sources import Weight, WeightSource, joined, rows, tensor
 
 DEFAULT_POSITIONS = 32_768
-"""`max_position_embeddings` where config.json has none, as in transformers."""
+"""Default of `max_position_embeddings` in transformers."""
 HEAD = r"mtp\..*"
 """Tensor names of the multi-token-prediction (MTP) head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
@@ -49,7 +48,7 @@ PLACEHOLDER_IDS = {"image_token_id": 248_056, "video_token_id": 248_057}
 
 
 def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, ConfigReader]:
-    """Return readers of the outer config and of `text_config`, which are one where nothing is nested."""
+    """Return readers of the outer config and of `text_config`, or the outer reader twice."""
     outer = ConfigReader(family, config)
     return outer, outer.child("text_config") or outer
 
@@ -74,7 +73,7 @@ def read_decoder(
     reader: ConfigReader,
     feed_forward: Sequence[BranchConfig],
 ) -> DecoderConfig:
-    """Read the fields that all members of the family have.
+    """Read the common fields of the family.
 
     Args:
         family: its name.
@@ -110,7 +109,7 @@ def read_decoder(
     for name in ("num_mtp_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mtp_layer_types"):
         reader.get(name)
     types = read_attending(reader, len(feed_forward), "full_attention_interval", 4)
-    # Where both are there and differ, transformers follows the outer one.
+    # With two different values transformers follows the outer config.
     tied = (outer if "tie_word_embeddings" in outer else reader).flag("tie_word_embeddings", False)
     placeholders = read_placeholders(outer, {} if outer is reader else PLACEHOLDER_IDS)
     return DecoderConfig(
@@ -136,7 +135,7 @@ def split_qkv(c: GatedDeltaNetConfig, hidden: int, name: str) -> WeightSource:
     return joined({f"{name}.in_proj_{part}.weight": (width, hidden) for part, width in widths.items()})
 
 
-def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+def separate_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     """List the input projections of a mixer, one tensor each.
 
     LoRA adapters for SGLang and vLLM have two projections `in_proj_qkvz` and `in_proj_ba` instead, with the rows of
@@ -152,7 +151,7 @@ def separate_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: st
         for part, size in sizes.items():
             source = rows(f"{name}.{stored}.weight", shape, index[:size])
             adapted = (source, split_qkv(c, hidden, name)) if part == "in_proj_qkv" else (source,)
-            weight = tensor((*at, part), f"{name}.{part}.weight", (size, hidden))
+            weight = tensor((*path, part), f"{name}.{part}.weight", (size, hidden))
             projections.append(replace(weight, adapted=adapted))
             index = index[size:]
     return projections
@@ -166,26 +165,26 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
         projections: lists the input projections of a mixer.
     """
 
-    def describe(c: BranchConfig, hidden: int, at: Path, layer: str) -> list[Weight]:
+    def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
         if isinstance(c, AttentionConfig):
-            return attention_weights(c, hidden, at, f"{layer}.self_attn")
+            return attention_weights(c, hidden, path, f"{layer}.self_attn")
         if isinstance(c, MoeConfig):
-            return moe_weights(c, hidden, at, f"{layer}.mlp", shared="shared_expert")
+            return moe_weights(c, hidden, path, f"{layer}.mlp", shared="shared_expert")
         if isinstance(c, MlpConfig):
-            return mlp_weights(c.width, hidden, at, f"{layer}.mlp")
+            return mlp_weights(c.width, hidden, path, f"{layer}.mlp")
         assert isinstance(c, GatedDeltaNetConfig)
         name = f"{layer}.linear_attn"
         return [
-            *projections(c, hidden, at, name),
-            tensor((*at, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
-            tensor((*at, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
-            tensor((*at, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-            tensor((*at, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-            tensor((*at, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
+            *projections(c, hidden, path, name),
+            tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
+            tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
+            tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
+            tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
+            tensor((*path, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
         ]
 
-    found = decoder_weights(config, describe, NORMS)
-    return found if config.head is None else [*found, *head_weights(config.head, config.hidden_size, describe)]
+    decoder = decoder_weights(config, describe, NORMS)
+    return decoder if config.head is None else [*decoder, *head_weights(config.head, config.hidden_size, describe)]
 
 
 def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Describe) -> list[Weight]:
@@ -199,13 +198,13 @@ def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Descri
 
 
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
-    """Return the decoder config with its MTP head, an attention layer like those of the decoder.
+    """Return the decoder config with its MTP head, an attention layer of the decoder's kind.
 
-    Layers of the head are numbered from 0 again, so its feed-forward layer is of the kind of the decoder's first one.
-    Fields about the head vary: config.json of Qwen3-Next has none, and the checkpoint has the head.
+    Layers of the head are numbered from 0 again, so its feed-forward layer is of the kind of the decoder's first layer.
+    Fields about the head vary: config.json of Qwen3-Next has no such field, although the checkpoint has the head.
 
     Raises:
-        ConfigError: the config has no head, or one that is not implemented.
+        ConfigError: the head is absent or not implemented.
     """
     _, reader = text_reader(config.family, fields)
     for name in ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers"):
@@ -214,7 +213,7 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
     reader.choice("mtp_use_dedicated_embeddings", [False], False)
     attention = next((mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)), None)
     if attention is None:
-        reader.fault("layer_types", "a layer of full attention, which the head's layer is like")
+        reader.fault("layer_types", "a layer of full attention, the kind of the head's layer")
         attention = AttentionConfig(1, 1, 1)
     reader.close()
     return replace(config, head=(attention, config.layers[0][1]))

@@ -1,6 +1,6 @@
-"""Qwen3.5 and Qwen3.6, dense (`qwen3_5`) or with a mixture of experts (MoE) in every layer (`qwen3_5_moe`).
+"""Qwen3.5 and Qwen3.6, dense (`qwen3_5`) or with MoE in every layer (`qwen3_5_moe`).
 
-The text tower of multimodal checkpoints is read, the vision tower is not.
+The vision tower of multimodal checkpoints is skipped.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def read_dense(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `qwen3_5` (nested text_config) or `qwen3_5_text`."""
     outer, reader = text_reader("qwen3_5", config)
     mlp = MlpConfig(reader.integer("intermediate_size"))
-    reader.get("mlp_only_layers")  # which layers have no experts: none has
+    reader.get("mlp_only_layers")  # layers without experts; all layers are dense
     return read_decoder("qwen3_5", outer, reader, [mlp] * reader.integer("num_hidden_layers"))
 
 

@@ -1,4 +1,4 @@
-"""Qwen3-Next: fused Gated DeltaNet projections grouped by key head, MoE in every layer not listed as dense."""
+"""Qwen3-Next: fused Gated DeltaNet projections by key head, and MoE except in dense layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ from models.weights.sources import Weight, rows
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json of `qwen3_next`: layer i has experts unless `mlp_only_layers` or the sparse step skip it."""
+    """Read config.json of `qwen3_next`, with dense layers by `mlp_only_layers` and sparse step."""
     outer, reader = text_reader("qwen3_next", config)
     layers = reader.integer("num_hidden_layers")
     step = reader.integer("decoder_sparse_step", 1)
@@ -28,10 +28,10 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
-    """Return the rows of the fused projections that make up each of our projections.
+    """Return each projection's rows of the fused projections.
 
-    `in_proj_qkvz` is `[key_heads, q | k | v of the head's value heads | z of them]`, `in_proj_ba` is
-    `[key_heads, b | a]`; ours are blocks of all queries, keys and values.
+    `in_proj_qkvz` is `[key_heads, q | k | v and z of the head's value heads]`, `in_proj_ba` is `[key_heads, b | a]`;
+    the model has blocks of all queries, keys and values.
     """
     c = config
     group = c.value_heads // c.key_heads
@@ -42,7 +42,7 @@ def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
     return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
 
 
-def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) -> list[Weight]:
+def fused_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     """List the input projections of a mixer, taken from the two fused tensors."""
     fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
     projections = []
@@ -50,7 +50,7 @@ def fused_projections(c: GatedDeltaNetConfig, hidden: int, at: Path, name: str) 
         stored = "in_proj_qkvz" if part in ("in_proj_qkv", "in_proj_z") else "in_proj_ba"
         source = rows(f"{name}.{stored}.weight", (fused[stored], hidden), index)
         adapted = (split_qkv(c, hidden, name),) if part == "in_proj_qkv" else ()
-        projections.append(Weight((*at, part), (len(index), hidden), (source,), adapted=adapted))
+        projections.append(Weight((*path, part), (len(index), hidden), (source,), adapted=adapted))
     return projections
 
 

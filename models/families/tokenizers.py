@@ -1,7 +1,7 @@
-"""The tokenizer of each family's checkpoints: its class in transformers, and the families that have tiktoken.model."""
+"""Tokenizers of each family's checkpoints: classes of transformers, and tiktoken.model."""
 
 PLAIN = "TokenizersBackend"
-"""The class that uses tokenizer.json as it is."""
+"""The class for an unchanged tokenizer.json."""
 REGISTERED = {
     "falcon_mamba": "GPTNeoXTokenizer",
     "granitemoehybrid": PLAIN,
@@ -16,8 +16,8 @@ REGISTERED = {
     "qwen3_5_text": "Qwen3_5Tokenizer",
     "qwen3_next": "Qwen2Tokenizer",
 }
-"""`model_type` -> class that transformers has for it; the other families have none of their own."""
+"""`model_type` -> registered class of transformers; other families have no registered class."""
 CORRECTED = ("jamba", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Model types whose files name a wrong class: the registered one is used."""
+"""Model types with a wrong class in files: the registered class is used."""
 TIKTOKEN = ("kimi_linear",)
-"""Model types whose checkpoints have tiktoken.model, with a Python file, in the place of tokenizer.json."""
+"""Model types with tiktoken.model and a Python file instead of tokenizer.json."""

@@ -1,6 +1,6 @@
-"""Models around a supported text model: outer config.json, names of tensors, other parts, placeholder tokens.
+"""Models around a supported text model: config.json, tensor names, other parts, placeholders.
 
-Sources: classes of transformers 5.24 (and its `lfm2_audio`), names that its `conversion_mapping` and vLLM read.
+Sources: classes of transformers 5.24 (and its `lfm2_audio`), names in its `conversion_mapping` and in vLLM.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from models.families.family import Family
 TEXT_CONFIGS = ("text_config", "llm_config", "lfm")
 """Keys of the text model's configuration in an outer config.json."""
 INHERITED = ("dtype", "torch_dtype", "eos_token_id")
-"""Fields of the outer config.json that the text model's configuration may leave out."""
+"""Fields of the outer config.json with precedence over null or absent fields of the text model."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Wrapper:
     Attributes:
         model_types: of the outer config.json.
         architectures: classes of the whole model; without any, every class is accepted.
-        text: `model_type` of the text model where its configuration names none; None if it has to.
-        renamed: regular expression -> replacement, for the start of a tensor's name, to names of the text model's own
+        text: default `model_type` of the text model; None if its configuration must have one.
+        renamed: regular expression -> replacement, for the start of a tensor's name, to names of the text model's
             checkpoints.
         skipped: regular expressions of tensors of the other parts, matched in full.
-        tied: default of the outer `tie_word_embeddings`, which decides; None if the text model's own field decides.
-        placeholders: ids of placeholder tokens where config.json has no field of that name.
-        text_types: `model_type`s of the text model's configuration that mean `text`.
+        tied: default of the outer `tie_word_embeddings`; None if the text model's field decides.
+        placeholders: default ids of placeholder tokens, by field of config.json.
+        text_types: further `model_type`s of the text model's configuration with the meaning `text`.
     """
 
     model_types: tuple[str, ...]
@@ -51,9 +51,9 @@ class Wrapper:
         """
         keys = [key for key in TEXT_CONFIGS if config.get(key) is not None]
         if not keys or any(not isinstance(config[key], Mapping) or config[key] != config[keys[0]] for key in keys):
-            found = ", ".join(f"{key}: {config[key]!r:.100}" for key in keys) or "none"
+            values = ", ".join(f"{key}: {config[key]!r:.100}" for key in keys) or "none"
             expected = f"text_config: expected an object (or {' or '.join(TEXT_CONFIGS[1:])}), one of them"
-            raise ConfigError(self.model_types[0], [f"{expected}, found {found}"])
+            raise ConfigError(self.model_types[0], [f"{expected}, found {values}"])
         inner = dict(config[keys[0]])
         if inner.get("model_type") in (None, *self.text_types) and self.text is not None:
             inner["model_type"] = self.text
@@ -61,7 +61,7 @@ class Wrapper:
         return inherited | {name: value for name, value in inner.items() if value is not None or name not in inherited}
 
     def family(self, below: Family) -> Family:
-        """Return the family of the text model with the names of the whole model's files, of its head too."""
+        """Return the family of the text model with the tensor names of the whole model."""
 
         def read(fields: Mapping[str, Any]) -> DecoderConfig:
             return self._read(below, fields)
@@ -93,12 +93,12 @@ def _parts(*names: str) -> tuple[str, ...]:
 
 
 LANGUAGE_MODEL = ((r"model\.language_model\.", "model."), (r"language_model\.", ""))
-"""The text model inside transformers' classes: below the head, or with its own head as in older files."""
+"""The text model inside transformers' classes: below the head, or with a head as in older files."""
 _MINICPM_PARTS = _parts("vision_tower", "merger")
 JEV = "jev"
-"""`model_type` of a decision model that transformers saved: a text model with a linear head beside it."""
+"""`model_type` of a decision model saved by transformers: a text model with a linear head."""
 JEV_HEAD = (r"proj\.weight", r"proj\.bias")
-"""Tensors of that head, which are no part of the model below it."""
+"""Tensors of the head of a decision model, outside the text model."""
 
 WRAPPERS = (
     Wrapper((JEV,), ("JevForDecision",), skipped=JEV_HEAD),
@@ -155,7 +155,7 @@ WRAPPERS = (
         ("Nemotron3_5TranscribeForConditionalGeneration", "Nemotron3_5TranscribeModel"),
         "nemotron_h",
         (
-            # As NeMo exports it: parts of the decoder are renamed, and some parameters have a module of their own.
+            # Export of NeMo: parts of the decoder are renamed, and some parameters have a separate module.
             (r"llm\.model\.embed_tokens\.", "backbone.embeddings."),
             (r"llm\.model\.norm\.", "backbone.norm_f."),
             (r"llm\.model\.(layers\.\d+\.mixer\.)_fp32_params\.", r"backbone.\1"),
@@ -197,5 +197,5 @@ def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text model's part of a config.json; empty if there is none."""
+    """Return the text model's part of a config.json; empty without one."""
     return next((config[key] for key in TEXT_CONFIGS if isinstance(config.get(key), Mapping)), {})

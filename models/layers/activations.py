@@ -1,6 +1,6 @@
-"""Activations SiLU and SwiGLU, and the fixed factors that configs put on activations.
+"""Activations SiLU and SwiGLU, and fixed factors on activations.
 
-Activations end in a division, so that they are computed once (ops/layout: fusion).
+Activations end in a division, so XLA computes them once (ops/layout: fusion).
 """
 
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float32
 
 MIN_EXPONENT = -80.0
-"""Input below which the exponential of its negation could overflow in a derivative; silu is 0 there to 33 decimals."""
+"""Clip for exponents against overflow in derivatives; below it silu is 0 to 33 decimals."""
 
 
 def silu(x: Array) -> Array:
@@ -22,5 +22,5 @@ def silu_gated(gate: Array, up: Array) -> Array:
 
 
 def scaled(x: Float32[Array, "*rows size"], factor: float) -> Float32[Array, "*rows size"]:
-    """Return `x * factor`, without a multiplication where the factor is one (muP, arXiv:2203.03466)."""
+    """Return `x * factor`, without a multiplication by 1 (muP, arXiv:2203.03466)."""
     return x if factor == 1.0 else x * factor

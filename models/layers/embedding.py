@@ -19,6 +19,6 @@ def embedding_rows(
         return table.take(words)
     if table.dtype == jnp.float32 or platform != "cpu":
         return table.at[words].get(mode="fill").astype(jnp.float32)
-    none = np.array(np.nan, table.dtype).view(np.uint16)
-    found = lax.bitcast_convert_type(table, jnp.uint16).at[words].get(mode="fill", fill_value=int(none))
-    return lax.bitcast_convert_type(found, table.dtype).astype(jnp.float32)
+    nan = np.array(np.nan, table.dtype).view(np.uint16)
+    bits = lax.bitcast_convert_type(table, jnp.uint16).at[words].get(mode="fill", fill_value=int(nan))
+    return lax.bitcast_convert_type(bits, table.dtype).astype(jnp.float32)

@@ -9,12 +9,12 @@ from models.sharding.sharded_dim import ShardedDim
 
 
 def parameter(value: Array, *sharded: ShardedDim) -> nnx.Param:
-    """Make a parameter with an initial value and shard specs, which `Decoder.sharded_dims` collects by path."""
+    """Make a parameter with an initial value and shard specs for `Decoder.sharded_dims`."""
     return nnx.Param(value, sharded=sharded) if sharded else nnx.Param(value)
 
 
 def sharded_dims_of(variable: nnx.Variable) -> tuple[ShardedDim, ...]:
-    """Return the shard specs of a parameter; none where every device has the whole of it."""
+    """Return the shard specs of a parameter; empty for a replicated parameter."""
     return variable.get_metadata("sharded", ())
 
 
@@ -24,7 +24,7 @@ def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
 
 
 def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
-    """Sample normal values with variance 1 / fan-in, the fan-in being the last dimension; float32.
+    """Sample normal float32 values with variance 1 / fan-in, the last dimension.
 
     They are for training and tests; a checkpoint replaces them.
     """

@@ -41,7 +41,7 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: that shard the layer; the width is the local one.
+        devices: of the sharded layer; the width is local.
     """
 
     width: int
@@ -71,7 +71,7 @@ class Mlp(Stateless):
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
-        """Return the output for rows of the residual stream; in a sharded MLP, this device's part of the sum."""
+        """Return the output for rows, or this device's part of it."""
         c, down = self.config, self.down_proj[...]
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))

@@ -25,13 +25,13 @@ class MoeConfig:
     """Sizes of a mixture of experts.
 
     Attributes:
-        router: how experts are chosen.
+        router: choice of experts.
         width: width of each expert (`moe_intermediate_size`).
-        shared_width: width of the shared expert, 0 where there is none.
+        shared_width: width of the shared expert, 0 without one.
         shared_gate: the shared expert's output is multiplied by the sigmoid of a learned projection of the token.
-        activation: of the routed experts and of the shared one.
-        latent: width of a projection of the token that the routed experts work on; None where they see the token.
-        devices: that shard the layer; the widths are local ones. The router chooses among the experts of all devices.
+        activation: of the routed experts and the shared expert.
+        latent: width of a projection of the token, the input of the routed experts; None for the token.
+        devices: of the sharded layer; the widths are local. The router chooses among the experts of all devices.
     """
 
     router: RouterConfig
@@ -44,13 +44,13 @@ class MoeConfig:
 
     @property
     def local_experts(self) -> int:
-        """Number of experts that each device holds (expert parallel)."""
+        """Number of experts of each device (expert parallel)."""
         return self.router.experts // self.devices.expert
 
     def shard(self, devices: Devices) -> "MoeConfig":
-        """The experts of one device and the columns of each that it has; the shared layer's columns."""
-        whole = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
-        return shard_config(self, devices, "width", "shared_width", others=(whole,))
+        """Return the config of one device: its experts and columns."""
+        experts = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
+        return shard_config(self, devices, "width", "shared_width", others=(experts,))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
         """Build the mixture of experts, for a residual stream of width `hidden`."""
@@ -60,10 +60,10 @@ class MoeConfig:
 class Moe(Stateless):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
-    The experts' matrices lie in `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, in `up_proj` without a
-    gate, and in `down_proj` [expert, in, width].
+    The experts' matrices are `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate,
+    and `down_proj` [expert, in, width].
 
-    Expert parallel: each device along `expert` computes its own experts' outputs for every token.
+    Expert parallel: each device along `expert` computes its experts' outputs for every token.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -73,14 +73,13 @@ class Moe(Stateless):
         self.config = config
         self.router = c.router.build(hidden, rngs)
         inner = hidden if c.latent is None else c.latent
-        width, own = Segment(c.width, c.width), shard_experts(c.router.experts)
+        width, experts, count = Segment(c.width, c.width), shard_experts(c.router.experts), c.local_experts
         if c.activation == "swiglu":
-            self.gate_up_proj = matrix(
-                rngs, c.local_experts, 2 * c.width, inner, sharded=(own, ShardedDim(1, MODEL, (width, width)))
-            )
+            sharded = experts, ShardedDim(1, MODEL, (width, width))
+            self.gate_up_proj = matrix(rngs, count, 2 * c.width, inner, sharded=sharded)
         else:
-            self.up_proj = matrix(rngs, c.local_experts, c.width, inner, sharded=(own, ShardedDim(1, MODEL, (width,))))
-        self.down_proj = matrix(rngs, c.local_experts, inner, c.width, sharded=(own, ShardedDim(2, MODEL, (width,))))
+            self.up_proj = matrix(rngs, count, c.width, inner, sharded=(experts, ShardedDim(1, MODEL, (width,))))
+        self.down_proj = matrix(rngs, count, inner, c.width, sharded=(experts, ShardedDim(2, MODEL, (width,))))
         if c.latent is not None:
             self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
         shared = MlpConfig(c.shared_width, c.activation, devices=c.devices) if c.shared_width else None
@@ -102,18 +101,18 @@ class Moe(Stateless):
         expert = expert.reshape((-1,))
         spread = c.devices.expert > 1
         if spread:
-            here, expert = local_rows(expert, EXPERT, c.local_experts)
-            expert = jnp.where(here, expert, c.local_experts)
-        # products take rows lane by lane, where there is a choice: a kernel has whole lanes in a tile
-        seen = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
-        visits = jnp.repeat(seen, c.router.per_token, axis=0)
+            local, expert = local_rows(expert, EXPERT, c.local_experts)
+            expert = jnp.where(local, expert, c.local_experts)
+        # `linear` gets rows lane by lane if possible: a kernel's tile has whole lanes.
+        latents = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
+        visits = jnp.repeat(latents, c.router.per_token, axis=0)
         if c.activation == "swiglu":
             gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices), 2, -1)
             inner = silu_gated(gate, up)
         else:
             inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.devices))
         routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices)
-        out = jnp.sum(routed.reshape((-1, c.router.per_token, seen.shape[-1])) * weight[:, :, None], axis=1)
+        out = jnp.sum(routed.reshape((-1, c.router.per_token, latents.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out.reshape((*x.shape[:-1], -1)), self.latent_out[...], c.devices).reshape(rows.shape)
         if self.shared_expert is not None:
@@ -124,7 +123,7 @@ class Moe(Stateless):
         return out.reshape(x.shape), None
 
     def _once(self, shared: Float32[Array, "row hidden"]) -> Float32[Array, "row hidden"]:
-        """Return the shared expert's partial sum: its output on the first device along `expert`, zero on the others."""
+        """Return the shared expert's output on the first device along `expert`, else zero."""
         if self.config.devices.expert == 1:
             return shared
         return jnp.where(lax.axis_index(EXPERT) == 0, shared, 0.0)

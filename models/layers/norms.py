@@ -23,21 +23,21 @@ def rms_norm(
     Args:
         x, weight: the shard of this device.
         devices: of the model.
-        group_devices: number of adjacent devices along `model` that hold equal shards of the last dimension.
+        group_devices: number of adjacent devices along `model` with equal shards of the last dimension.
     """
     mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
 
 
 def l2_norm(x: Float32[Array, "*rows size"], eps: float = 1e-6) -> Float32[Array, "*rows size"]:
-    """Return `x / sqrt(sum(x^2) + eps)` over the last dimension; a division on purpose (ops/layout: fusion)."""
+    """Return `x / sqrt(sum(x^2) + eps)` over the last dimension (ops/layout: fusion)."""
     return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
 class RMSNorm(nnx.Module):
-    """RMS norm with a learned weight; `offset` 1 where the checkpoint stores the weight minus one.
+    """RMS norm with a learned weight; `offset` 1 for checkpoints with weights minus one.
 
-    With `sharded`, its values are sharded over devices and it is one norm over the values of all of them.
+    With `sharded`, it is one norm over the values of all devices.
     """
 
     def __init__(

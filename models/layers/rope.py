@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE, arXiv:2104.09864), half-split form, on the first dimensions of a head."""
+"""Rotary position embedding (RoPE, arXiv:2104.09864), half-split form."""
 
 import math
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (arXiv:2309.00071): low frequencies are divided by `factor`, high ones kept, with a ramp between them.
+    """YaRN (arXiv:2309.00071): division of low frequencies by `factor`, with a ramp to high ones.
 
     Attributes:
         factor: extension of the context.
         original: context of the original training.
         amplitude: factor on cosines and sines.
-        beta_fast, beta_slow: rotations within `original`; with more a frequency is kept, with fewer it is divided.
+        beta_fast, beta_slow: rotations within `original`; frequencies with more are unchanged, with fewer divided.
         truncate: the ramp begins and ends at whole dimensions.
     """
 
@@ -53,13 +53,13 @@ class YarnScaling:
         low, high = max(low, 0), min(high, 2 * half - 1)
         if low == high:
             high += 0.001
-        kept = 1 - np.clip((np.arange(half, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
-        return frequencies / np.float32(self.factor) * (1 - kept) + frequencies * kept
+        share = 1 - np.clip((np.arange(half, dtype=np.float32) - low) / (high - low), 0, 1).astype(np.float32)
+        return frequencies / np.float32(self.factor) * (1 - share) + frequencies * share
 
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Scaling of Llama 3.1: long wavelengths are divided by `factor`, short ones kept, interpolated between them.
+    """Scaling of Llama 3.1: frequencies of long wavelengths divided by `factor`, with interpolation.
 
     Attributes:
         factor: extension of the context.
@@ -77,21 +77,21 @@ class Llama3Scaling:
     def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
         """Return the scaled frequencies."""
         wavelengths = np.float32(2 * math.pi) / frequencies
-        kept = (self.original / wavelengths - self.low_factor) / (self.high_factor - self.low_factor)
-        kept = np.clip(kept, 0, 1).astype(np.float32)
-        return (1 - kept) * frequencies / np.float32(self.factor) + kept * frequencies
+        share = (self.original / wavelengths - self.low_factor) / (self.high_factor - self.low_factor)
+        share = np.clip(share, 0, 1).astype(np.float32)
+        return (1 - share) * frequencies / np.float32(self.factor) + share * frequencies
 
 
 @dataclass(frozen=True)
 class Rope:
     """Rotary embedding of the first `size` dimensions of every head.
 
-    Multimodal RoPE is the plain one here: text has equal temporal, height and width positions.
+    Multimodal RoPE is plain RoPE here: text has equal temporal, height and width positions.
 
     Attributes:
         size: rotated dimensions (`head_dim * partial_rotary_factor`), even.
         theta: base of the frequencies (`rope_theta`).
-        scaling: change of the frequencies for long contexts (`rope_type`); None for "default".
+        scaling: of the frequencies for long contexts (`rope_type`); None for "default".
     """
 
     size: int

@@ -18,13 +18,13 @@ class RouterConfig:
     """Options of a router; the defaults are softmax scores and top-k.
 
     Attributes:
-        experts, per_token: number of experts, and of those that each token is routed to (top-k).
+        experts, per_token: number of experts, and of each token's experts (top-k).
         scores: function of the expert logits: "softmax" over all experts, "sigmoid" of each, or "softmax_of_chosen",
             the softmax over the top-k logits.
         bias: experts are chosen by score plus a learned correction (auxiliary-loss-free balancing, arXiv:2408.15664);
-            the weights are made of the scores without it.
-        groups, groups_kept: experts lie in `groups` equal groups (`n_group`); top-k chooses from the `groups_kept`
-            groups (`topk_group`) with the largest sum of their two best experts (DeepSeek-V3, arXiv:2412.19437).
+            the weights are scores without it.
+        groups, groups_kept: `groups` equal groups of experts (`n_group`); top-k chooses from the `groups_kept` groups
+            (`topk_group`) with the largest sum of their two best experts (DeepSeek-V3, arXiv:2412.19437).
         normalise: divide the chosen scores by their sum plus `epsilon`.
         scale: factor on the weights (`routed_scaling_factor`).
     """
@@ -47,7 +47,7 @@ class RouterConfig:
 class Router(nnx.Module):
     """Linear scores and top-k.
 
-    Computed in float32 whatever the dtype of the weights: a rounding here would send a token to another expert.
+    Computed in float32 with weights of every dtype: a rounding would send a token to another expert.
     """
 
     def __init__(self, config: RouterConfig, hidden: int, rngs: nnx.Rngs):
@@ -58,7 +58,7 @@ class Router(nnx.Module):
     def __call__(
         self, rows: Float32[Array, "row hidden"]
     ) -> tuple[Float32[Array, "row choice"], Int32[Array, "row choice"]]:
-        """Return the weights and experts of each row, the best first."""
+        """Return the weights and experts of each row, best first."""
         c = self.config
         logits = linear(rows, self.weight[...].astype(jnp.float32))
         if c.scores == "softmax_of_chosen":
@@ -79,10 +79,10 @@ class Router(nnx.Module):
         return (weight if c.scale == 1.0 else weight * c.scale), expert.astype(jnp.int32)
 
     def _best_groups(self, preference: Float32[Array, "row expert"]) -> Float32[Array, "row expert"]:
-        """Return the preferences of the experts in the best groups, minus infinity for all others."""
+        """Return the preferences of experts in the best groups, and minus infinity for others."""
         c = self.config
         grouped = preference.reshape((-1, c.groups, c.experts // c.groups))
         best = jnp.sum(lax.top_k(grouped, 2)[0], axis=-1)
         _, group = lax.top_k(best, c.groups_kept)
-        kept = jnp.any(group[:, :, None] == jnp.arange(c.groups, dtype=group.dtype)[None, None], axis=1)
-        return jnp.where(kept[:, :, None], grouped, -jnp.inf).reshape(preference.shape)
+        mask = jnp.any(group[:, :, None] == jnp.arange(c.groups, dtype=group.dtype)[None, None], axis=1)
+        return jnp.where(mask[:, :, None], grouped, -jnp.inf).reshape(preference.shape)

@@ -1,4 +1,4 @@
-"""Causal attention over a KV cache, with grouped queries (GQA); QK norm, RoPE and output gate are optional."""
+"""Causal attention (GQA) over a KV cache, with optional QK norm, RoPE and output gate."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class QkNorm:
 
     Attributes:
         eps: `rms_norm_eps`.
-        offset: 1 where the weights are stored minus one.
+        offset: 1 if the weights are stored minus one.
         all_heads: one norm over the concatenated heads instead of one for each head.
     """
 
@@ -35,11 +35,11 @@ class QkNorm:
     all_heads: bool = False
 
     def size(self, heads: int, head_dim: int) -> int:
-        """Number of values that one norm covers."""
+        """Number of values of one norm."""
         return heads * head_dim if self.all_heads else head_dim
 
     def build(self, heads: Segment, head_dim: int, devices: Devices) -> RMSNorm:
-        """Build the norm of queries or keys, of `heads` heads of `head_dim` numbers."""
+        """Build the norm of queries or keys."""
         sharded = (shard_outputs(heads),) if self.all_heads else ()
         return RMSNorm(self.size(heads.units, head_dim), self.eps, self.offset, sharded, devices)
 
@@ -52,10 +52,10 @@ class AttentionConfig:
         heads, kv_heads: `num_attention_heads`, `num_key_value_heads` (a divisor of the former: GQA, arXiv:2305.13245).
         head_dim: size of a head.
         rope: rotary embedding, None for attention without positions.
-        qk_norm: norm of queries and keys before RoPE, None where there is none.
+        qk_norm: norm of queries and keys before RoPE, None for no norm.
         output_gate: the output is multiplied by the sigmoid of a second half of each head of the query projection.
         scale: factor on the scores, None for the inverse square root of `head_dim`.
-        devices: that shard the layer; the heads are the local ones.
+        devices: of the sharded layer; the heads are local.
     """
 
     heads: int
@@ -68,7 +68,7 @@ class AttentionConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "AttentionConfig":
-        """Return the config of one device; with fewer key/value heads than devices it has the one of its queries."""
+        """Return the config of one device; fewer key/value heads than devices are replicated."""
         return shard_config(self, devices, "heads", repeated=("kv_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Attention":
@@ -77,7 +77,7 @@ class AttentionConfig:
 
 
 def normed(norm: RMSNorm, x: Float32[Array, "lane token head key"]) -> Float32[Array, "lane token head key"]:
-    """Norm each head, or the concatenated heads, in runs of as many values as the norm has weights."""
+    """Norm each head, or all heads together, by the number of the norm's weights."""
     return norm(x.reshape((*x.shape[:2], -1, norm.weight.shape[0]))).reshape(x.shape)
 
 
@@ -109,15 +109,15 @@ class Attention(Stateful):
         """Return the number of query heads."""
         return {"attention": self.config.heads}
 
-    def commit(self, kept: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
-        """Return the cache after the step: what it holds of rejected tokens is overwritten before it is read."""
-        return kept
+    def commit(self, pending: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
+        """Return the cache after the step; rejected tokens are overwritten before a read."""
+        return pending
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Append the keys and values of real tokens to the KV cache and attend from each to its lane up to itself."""
+        """Append keys and values of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
-        at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
         q, gate = linear(x, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, -1)), None
         if c.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)
@@ -126,7 +126,7 @@ class Attention(Stateful):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = normed(self.q_norm, q), normed(self.k_norm, k)
         if c.rope is not None:
-            q, k = c.rope(q, at), c.rope(k, at)
+            q, k = c.rope(q, indices), c.rope(k, indices)
         k, v = (widened(x, state.key.shape[3]) for x in (k, v))
         k, v = name_dims(k, None, None, "kv_head", "key"), name_dims(v, None, None, "kv_head", "value")
         scale = c.head_dim**-0.5 if c.scale is None else c.scale

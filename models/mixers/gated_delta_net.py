@@ -15,8 +15,7 @@ from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
-from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
@@ -35,7 +34,7 @@ class GatedDeltaNetConfig:
         eps: `rms_norm_eps`, of the gated norm.
         strongest_write: upper bound of the write strength; above 1 a write may reverse the sign of the state (negative
             eigenvalues).
-        devices: that shard the layer; the heads are the local ones.
+        devices: of the sharded layer; the heads are local.
     """
 
     key_heads: int
@@ -59,7 +58,7 @@ class GatedDeltaNetConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: queries, keys and values, more than the layer's output has."""
+        """Channels of the short convolution: queries, keys and values."""
         return 2 * self.key_width + self.value_width
 
     @property
@@ -69,7 +68,7 @@ class GatedDeltaNetConfig:
         return keys, keys, Segment(self.value_width, self.value_heads)
 
     def shard(self, devices: Devices) -> "GatedDeltaNetConfig":
-        """Return the config of one device; with fewer key heads than devices it has the one of its value heads."""
+        """Return the config of one device; fewer key heads than devices are replicated."""
         return shard_config(self, devices, "value_heads", repeated=("key_heads",))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "GatedDeltaNet":
@@ -78,7 +77,7 @@ class GatedDeltaNetConfig:
 
 
 class GatedDeltaNet(Recurrent):
-    """Mixer: x -> projections -> short convolution -> gated delta rule -> gated norm -> projection."""
+    """Mixer: projections -> short convolution -> gated delta rule -> gated norm -> projection."""
 
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
         c = config
@@ -96,7 +95,7 @@ class GatedDeltaNet(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the state: the convolution's last inputs [q, k, v], and the matrices [value_head, value, key]."""
+        """Return the convolution's last inputs [q, k, v] and the matrices [value_head, value, key]."""
         c = self.config
         return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
@@ -111,13 +110,13 @@ class GatedDeltaNet(Recurrent):
             linear(x, self.in_proj_a[...], c.devices) + self.dt_bias[...][None, None]
         )
         beta = scaled(jax.nn.sigmoid(linear(x, self.in_proj_b[...], c.devices)), c.strongest_write)
-        mixed, gate = (linear(x, one[...], c.devices) for one in (self.in_proj_qkv, self.in_proj_z))
+        mixed, gate = (linear(x, weight[...], c.devices) for weight in (self.in_proj_qkv, self.in_proj_z))
         return DeltaTokens(mixed, log_decay, beta), gate
 
     def recur(
         self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        """Run convolution and gated delta rule over the tokens; return the outputs and the new state."""
+        """Run convolution and gated delta rule; return outputs and new state."""
         c = self.config
         mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
         lanes, length, _ = mixed.shape
@@ -126,18 +125,7 @@ class GatedDeltaNet(Recurrent):
         v = v.reshape((lanes, length, c.value_heads, c.value_size))
         q, k = l2_norm(q) * c.key_size**-0.5, l2_norm(k)
         q, k = (jnp.repeat(y, c.value_heads // c.key_heads, axis=2) for y in (q, k))
-        inputs = RecurrenceInputs(
-            q,
-            k,
-            v,
-            tokens.log_decay,
-            state.recurrent,
-            info.valid,
-            info.fresh,
-            tokens.beta,
-            c.devices,
-        )
-        out, recurrent = delta_rule(inputs, keep_state=info.verifying)
+        out, recurrent = run_delta_rule((q, k, v), tokens, info, state.recurrent, c.devices)
         return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(

@@ -1,4 +1,4 @@
-"""Gated short convolution of LFM2: a mixer whose only state is the last inputs of its convolution."""
+"""Gated short convolution of LFM2; its state: the last inputs of the convolution."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ Inputs = Float32[Array, "lane token channel"]
 
 
 class GatedShortConvState(NamedTuple):
-    """State of one layer for N lanes: `conv`, the last K-1 gated inputs of the convolution, cache dtype."""
+    """State for N lanes: `conv`, the last K-1 gated inputs of the convolution, cache dtype."""
 
     conv: ConvState
 
@@ -33,7 +33,7 @@ class GatedShortConvConfig:
     Attributes:
         kernel: number of taps (`conv_L_cache`).
         channels: width of the residual stream.
-        devices: that shard the layer; the channels are the local ones.
+        devices: of the sharded layer; the channels are local.
     """
 
     kernel: int
@@ -66,16 +66,16 @@ class GatedShortConv(Stateful):
         return GatedShortConvState(state_array(role="conv", tap=c.kernel - 1, channel=channels))
 
     def __call__(self, x: Activations, info: LaneInfo, state: GatedShortConvState) -> tuple[Activations, Any]:
-        """Mix as `Recurrent` does; where `info.verifying` the state is replaced by the inputs of the convolution."""
+        """Mix the tokens; with `info.verifying` return the convolution's inputs instead of the state."""
         b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
         inputs = b * u
         mixed, state = self._convolve(inputs, info, state)
         out = linear(c * mixed, self.out_proj[...], self.config.devices)
         return out, inputs if info.verifying else state
 
-    def commit(self, kept: Inputs, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
-        """Return the window after the accepted tokens only."""
-        return self._convolve(kept, info, state)[1]
+    def commit(self, pending: Inputs, info: LaneInfo, state: GatedShortConvState) -> GatedShortConvState:
+        """Return the window after the accepted tokens."""
+        return self._convolve(pending, info, state)[1]
 
     def _convolve(self, inputs: Inputs, info: LaneInfo, state: GatedShortConvState) -> tuple[Inputs, Any]:
         devices = self.config.devices

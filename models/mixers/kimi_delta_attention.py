@@ -1,7 +1,7 @@
-"""Kimi Delta Attention (KDA, arXiv:2510.26692): a gated delta rule whose decay is per channel of the key.
+"""Kimi Delta Attention (KDA, arXiv:2510.26692): gated delta rule with a decay per key channel.
 
-It shares the recurrence with Gated DeltaNet, not the layer: queries, keys and values have equally many heads, the decay
-is projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
+It shares only the recurrence with Gated DeltaNet: queries, keys and values have equal numbers of heads, the decay is
+projected to every channel, through a bottleneck or directly, and the output gate is a sigmoid.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,7 @@ from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Recurrent
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
-from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
+from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
@@ -35,10 +34,9 @@ class KimiDeltaAttentionConfig:
         heads, head_size: of queries, keys and values alike.
         kernel: taps of the convolution.
         eps: of the norm of the output.
-        bottleneck: width between the two matrices that project the decay and the output gate (low rank); None where
-            each is one matrix.
+        bottleneck: rank of the projections of decay and output gate; None for full matrices.
         lower_bound: the log-decay is `lower_bound * sigmoid(exp(A_log) * f)`; None for `-exp(A_log) * softplus(f)`.
-        devices: that shard the layer; the heads are the local ones.
+        devices: of the sharded layer; the heads are local.
     """
 
     heads: int
@@ -56,7 +54,7 @@ class KimiDeltaAttentionConfig:
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: three times as many as the layer's output has."""
+        """Channels of the short convolution: queries, keys and values."""
         return 3 * self.width
 
     @property
@@ -65,7 +63,7 @@ class KimiDeltaAttentionConfig:
         return Segment(self.width, self.heads)
 
     def shard(self, devices: Devices) -> "KimiDeltaAttentionConfig":
-        """Return the config of one device: its heads; every device has the whole bottleneck."""
+        """Return the config of one device: its heads and a replicated bottleneck."""
         return shard_config(self, devices, "heads")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "KimiDeltaAttention":
@@ -74,22 +72,21 @@ class KimiDeltaAttentionConfig:
 
 
 class GateProjection(nnx.Module):
-    """Projection from the residual stream to every channel of every head, through a bottleneck or directly."""
+    """Projection to every channel of every head, through a bottleneck or directly."""
 
     def __init__(self, width: Segment, bottleneck: int | None, hidden: int, rngs: nnx.Rngs, devices: Devices):
         self.devices = devices
         self.down = None if bottleneck is None else matrix(rngs, bottleneck, hidden)
-        self.up = matrix(
-            rngs, width.size, hidden if bottleneck is None else bottleneck, sharded=(shard_outputs(width),)
-        )
+        self.up = matrix(rngs, width.size, bottleneck or hidden, sharded=(shard_outputs(width),))
 
     def __call__(self, x: Activations) -> Array:
-        seen = x if self.down is None else linear(x, self.down[...], self.devices)
-        return linear(seen, self.up[...], self.devices)
+        if self.down is not None:
+            x = linear(x, self.down[...], self.devices)
+        return linear(x, self.up[...], self.devices)
 
 
 class KimiDeltaAttention(Recurrent):
-    """Mixer: x -> projections -> short convolution -> delta rule, decay per channel -> gated norm -> projection."""
+    """Mixer: x -> projections -> short convolution -> delta rule -> gated norm -> projection."""
 
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
@@ -106,7 +103,7 @@ class KimiDeltaAttention(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.segment),))
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the state: the convolution's last inputs [q, k, v], and the matrices [value_head, value, key]."""
+        """Return the convolution's last inputs [q, k, v] and the matrices [value_head, value, key]."""
         c = self.config
         return conv_recurrent(c.kernel, (c.segment,) * 3, c.heads, c.head_size, c.head_size)
 
@@ -122,7 +119,7 @@ class KimiDeltaAttention(Recurrent):
         return {"recurrent": self.config.heads}
 
     def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
-        """Return the inputs of the recurrence, with a decay for each key channel, and the output gate of each token."""
+        """Return the inputs of the recurrence and the output gate of each token."""
         devices = self.config.devices
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...], devices))
         return DeltaTokens(linear(x, self.in_proj_qkv[...], devices), self.log_decay(x), beta), self.gate(x)
@@ -136,18 +133,7 @@ class KimiDeltaAttention(Recurrent):
         heads = (*mixed.shape[:2], c.heads, c.head_size)
         q, k, v = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
         q, k = l2_norm(q) * c.head_size**-0.5, l2_norm(k)
-        inputs = RecurrenceInputs(
-            q,
-            k,
-            v,
-            tokens.log_decay,
-            state.recurrent,
-            info.valid,
-            info.fresh,
-            tokens.beta,
-            c.devices,
-        )
-        out, recurrent = delta_rule(inputs, keep_state=info.verifying)
+        out, recurrent = run_delta_rule((q, k, v), tokens, info, state.recurrent, c.devices)
         return out, ConvRecurrentState(conv, recurrent)
 
     def project_out(

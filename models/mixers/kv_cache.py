@@ -1,7 +1,7 @@
-"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention over it.
+"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention.
 
-The cache is contiguous: a lane's row has a place for every position of the context. It is not paged, so there is no
-page table (block table) and no slot mapping here; steps of users may have them (`PageTable` of a contract).
+The cache is contiguous: a lane's row has a place for every position of the context, without page table (block table) or
+slot mapping; steps of users may have them (`PageTable` of a contract).
 """
 
 from functools import partial
@@ -24,15 +24,15 @@ from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, turn_blocks
 
 MAX_KEYS_FIRST_QUERIES = 64
-"""Query rows per key/value head up to which the keys are the left operand of the scores (ops/layout: operands): that
-takes 0.6 to 1.1 of the time; with 256 rows and more, 1.0 to 1.2."""
+"""Maximum query rows per key/value head with keys as the left operand of the scores (ops/layout: operands): 0.6 to 1.1
+of the time; with 256 rows and more, 1.0 to 1.2."""
 
 
 class KVCache(NamedTuple):
-    """KV cache of one attention layer for N lanes: cache dtype, a whole number of blocks of positions.
+    """KV cache of an attention layer for N lanes: cache dtype, whole blocks of positions.
 
-    `value` is None where the values are the first entries of the keys (latent attention). Keys and values that are
-    stored in more numbers than they have (`stored_size`) end in zeros.
+    `value` None: the values are the first entries of the keys (latent attention). Keys and values end in zeros up to
+    `stored_size`.
     """
 
     key: KeyCache
@@ -40,37 +40,37 @@ class KVCache(NamedTuple):
 
 
 def widened(x: Float32[Array, "lane token head size"], stored: int) -> Float32[Array, "lane token head stored"]:
-    """Return vectors of heads with zeros up to the size in which a cache stores them."""
-    more = stored - x.shape[-1]
-    return jnp.pad(x, ((0, 0),) * 3 + ((0, more),)) if more else x
+    """Pad vectors of heads with zeros to the stored size of a cache."""
+    padding = stored - x.shape[-1]
+    return jnp.pad(x, ((0, 0),) * 3 + ((0, padding),)) if padding else x
 
 
 def write_places(
-    positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], held: int
+    positions: Int32[Array, "lane token"], valid: Bool[Array, "lane token"], size: int
 ) -> Int32[Array, "lane token"]:
-    """Return each token's place in a cache of `held` positions; padding tokens get distinct places past the end."""
-    past = held + jnp.arange(positions.shape[1], dtype=positions.dtype)
-    return jnp.where(valid, positions, past[None])
+    """Return each token's place in a cache; padding tokens get distinct places past the end."""
+    padding = size + jnp.arange(positions.shape[1], dtype=positions.dtype)
+    return jnp.where(valid, positions, padding[None])
 
 
 def append(
     cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
 ) -> KVCache:
-    """Write the keys and values `[lane, token, kv_head, size]` of real tokens into the KV cache at their positions.
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
 
-    The scatter drops padding tokens, and no two tokens of a lane have the same place. No real token is dropped: the
-    host admits no sequence that is longer than the context.
+    The scatter drops padding tokens, which get distinct places past the end: no two tokens of a lane have the same
+    place. No real token is dropped, as the host admits no sequence longer than the context.
     """
-    where = write_places(positions, valid, cache.key.shape[2])
+    places = write_places(positions, valid, cache.key.shape[2])
 
-    def lane(row: Array, where: Array, new: Array) -> Array:
-        return row.at[:, where].set(
+    def lane(row: Array, places: Array, new: Array) -> Array:
+        return row.at[:, places].set(
             jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=True
         )
 
     write = jax.vmap(lane)
-    kept = None if value is None or cache.value is None else write(cache.value, where, value)
-    return KVCache(write(cache.key, where, key), kept)
+    values = None if value is None or cache.value is None else write(cache.value, places, value)
+    return KVCache(write(cache.key, places, key), values)
 
 
 def attend(
@@ -84,9 +84,9 @@ def attend(
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
-    A query at position p attends to positions 0..p of its own lane; later entries of the cache (stale or NaN) have no
-    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so visiting more blocks
-    than a lane needs changes none of its bits.
+    A query at position p attends to positions 0..p of its lane; later entries of the cache (stale or NaN) have no
+    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so more blocks than a lane
+    needs do not change its bits.
 
     Args:
         query: scaled queries.
@@ -94,8 +94,8 @@ def attend(
         positions: of the queries.
         valid: mask of the real tokens.
         blocks: blocks to visit.
-        value_size: leading entries that are a value, of stored values or else of keys; None for all of them.
-        devices: that the step is for.
+        value_size: size of a value, the leading entries of stored values or keys; None for all entries.
+        devices: of the step.
 
     Returns:
         Attention output, zero at padding tokens.
@@ -103,8 +103,8 @@ def attend(
     query = widened(query, cache.key.shape[3])
     lanes, tokens, heads, size = query.shape
     kv_heads, groups = cache.key.shape[1], query.shape[2] // cache.key.shape[1]
-    held = cache.key if cache.value is None else cache.value
-    value_size = held.shape[3] if value_size is None else value_size
+    values = cache.key if cache.value is None else cache.value
+    value_size = values.shape[3] if value_size is None else value_size
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
@@ -113,17 +113,17 @@ def attend(
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
-    # Split before the loop, or XLA would split them in each iteration.
-    each = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
+    # Split outside the loop, or XLA would split them in each iteration.
+    queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
     width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform)
     span = width * KV_BLOCK
-    # The last turn begins earlier where turns do not divide the cache; it skips positions of the turn before.
+    # If turns do not divide the cache, the last turn begins earlier and skips positions of the previous turn.
     divided = cache.key.shape[2] % span == 0
 
     def read(rows: Array, start: Array) -> Array:
-        own = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
-        # XLA:GPU would transpose all rows for the products, before the loop, instead of these only.
-        return own.astype(jnp.float32) if devices.platform == "cpu" else materialize(own)
+        block = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
+        # Otherwise XLA:GPU would transpose the rows of all blocks for the products, in front of the loop.
+        return block.astype(jnp.float32) if devices.platform == "cpu" else materialize(block)
 
     def block(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         top, total, out = carry
@@ -132,21 +132,21 @@ def attend(
         k = read(cache.key, start)
         v = k if cache.value is None else read(cache.value, start)
         v = v if v.shape[3] == value_size else v[..., :value_size]
-        at = start + jnp.arange(span, dtype=jnp.int32)
+        position = start + jnp.arange(span, dtype=jnp.int32)
 
-        def visible(at: Array, limit: Array) -> Array:
-            return at <= limit if divided else (at <= limit) & (at >= begin)
+        def visible(position: Array, limit: Array) -> Array:
+            return position <= limit if divided else (position <= limit) & (position >= begin)
 
         if summed:
-            seen = [visible(at[None, None], limit[:, :, i])[..., None] for i in range(tokens)]
-            return summed_block(each, k, v, seen, carry)
-        seen = visible(at[None, None, :, None], last)
+            masks = [visible(position[None, None], limit[:, :, i])[..., None] for i in range(tokens)]
+            return summed_block(queries, k, v, masks, carry)
+        mask = visible(position[None, None, :, None], last)
         scores = _scores(q, k.astype(jnp.float32), devices.platform)
-        scores = jnp.where(visible(at[None, None, None, :], limit), scores, -jnp.inf)
+        scores = jnp.where(visible(position[None, None, None, :], limit), scores, -jnp.inf)
         new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
         keep = jnp.exp(top - new_top)
         p = jnp.exp(scores - new_top)
-        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, jnp.where(seen, v, 0.0).astype(jnp.float32))
+        out = out * keep + full_einsum("nhqk,nhkd->nhqd", p, jnp.where(mask, v, 0.0).astype(jnp.float32))
         return new_top, total * keep + jnp.sum(p, axis=-1, keepdims=True), out
 
     shape = (lanes, kv_heads, groups * tokens)
@@ -161,10 +161,7 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Return the scores of each query with each key; on a CPU the smaller operand is the right one.
-
-    See ops/layout: operands.
-    """
+    """Return the scores of each query with each key (ops/layout: operands)."""
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
@@ -179,20 +176,20 @@ def append_and_attend(
     value_size: int,
     devices: Devices,
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
-    """Write the keys and values of real tokens into the KV cache, and attend from each to its lane up to itself.
+    """Write keys and values of real tokens to the KV cache, and attend causally.
 
     Args:
         query: scaled queries.
         key, value: of the tokens, as for `append`.
-        cache: keys and values of the tokens before.
+        cache: keys and values of earlier tokens.
         info: of the step.
         value_size: as for `attend`.
-        devices: of the layer; the kernel of their platform computes both at once where there is one.
+        devices: of the layer; a CPU kernel does both at once.
     """
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions)
     if not CPU_KERNEL.chosen(devices, inputs, value_size):
         return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
-    # A loop whose number of iterations is an operand has no reverse-mode derivative.
+    # A loop with an operand as its number of iterations has no reverse-mode derivative.
     blocks = info.kv_blocks if isinstance(info.kv_blocks, int) else cache.key.shape[2] // KV_BLOCK
     return attention_of(partial(_append_and_attend, value_size, devices, blocks), value_size, inputs)
 
@@ -201,6 +198,6 @@ def _append_and_attend(
     value_size: int, devices: Devices, blocks: Int32[Array, ""] | int, inputs: AttentionInputs
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
-    at, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
-    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, at, valid)
-    return attend(inputs.query, cache, at, valid, blocks, value_size, devices), cache
+    positions, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
+    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid)
+    return attend(inputs.query, cache, positions, valid, blocks, value_size, devices), cache

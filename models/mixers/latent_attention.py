@@ -27,15 +27,15 @@ class LatentAttentionConfig:
     Attributes:
         heads: `num_attention_heads`.
         rank: `kv_lora_rank`, size of the compressed entries of a row.
-        shared_size: `qk_rope_head_dim`, size of the key entries that all heads share, uncompressed in the same row.
-        key_size: `qk_nope_head_dim`, size of the key entries of a head that are made from the compressed ones.
+        shared_size: `qk_rope_head_dim`, size of the key entries of all heads, uncompressed in the same row.
+        key_size: `qk_nope_head_dim`, size of the key entries of a head made from the compressed entries.
         value_size: `v_head_dim`.
         rope: rotary embedding of the shared entries, None for attention without positions.
         head_gate: each head's output is multiplied by the sigmoid of a learned projection of the token.
         eps: of the norms of the compressed entries and the compressed query.
-        score_factor: on the scores, beside the inverse square root of the size of a query.
-        query_rank: `q_lora_rank`, size of the compressed query; None for queries made from the token directly.
-        devices: that shard the layer; the heads are the local ones. Every device has all of the compressed rows.
+        score_factor: on the scores, in addition to the inverse square root of the size of a query.
+        query_rank: `q_lora_rank`, size of the compressed query; None for a direct projection.
+        devices: of the sharded layer; the heads are local, the compressed rows replicated.
     """
 
     heads: int
@@ -72,7 +72,7 @@ class LatentAttentionConfig:
 def head_dot(
     x: Float32[Array, "lane token head in"], weight: Float[Array, "head out in"]
 ) -> Float32[Array, "lane token head out"]:
-    """Multiply each head by its own matrix, accumulated in float32; the input is rounded to the weight's dtype."""
+    """Multiply each head, rounded to the weight's dtype, by its matrix in float32."""
     lanes, tokens, heads, size = x.shape
     rows = jnp.moveaxis(x.reshape((lanes * tokens, heads, size)), 1, 0).astype(weight.dtype)
     y = lax.dot_general(
@@ -89,9 +89,8 @@ class LatentAttention(Stateful):
     """Attention over compressed rows, with absorbed up-projections.
 
     A head's key is `[key_up c | shared]` and its value `value_up c` of the row `[c | shared]`. The matrices are applied
-    to the query and the result instead of the cache: `q . (key_up c) = (key_up^T q) . c`, so that all heads attend to
-        the
-    same rows, whose first `rank` entries are their values.
+    to the query and the result instead of the cache: `q . (key_up c) = (key_up^T q) . c`. So all heads attend to the
+    same rows, with their first `rank` entries as values.
     """
 
     def __init__(self, config: LatentAttentionConfig, hidden: int, rngs: nnx.Rngs):
@@ -110,7 +109,7 @@ class LatentAttention(Stateful):
         self.o_proj = matrix(rngs, hidden, values.size, sharded=(shard_inputs(values),))
 
     def state_arrays(self) -> KVCache:
-        """Return the KV cache: one latent row for each position, and no values of their own."""
+        """Return the KV cache: one latent row for each position, without values."""
         row = self.config.row_size
         size = stored_size(row, self.config.devices.platform)
         return KVCache(state_array(kv_head=1, context=None, key=size, unused=size - row), None)
@@ -119,15 +118,15 @@ class LatentAttention(Stateful):
         """Return the number of query heads."""
         return {"attention": self.config.heads}
 
-    def commit(self, kept: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
-        """Return the cache after the step: what it holds of rejected tokens is overwritten before it is read."""
-        return kept
+    def commit(self, pending: KVCache, info: LaneInfo, state: KVCache) -> KVCache:
+        """Return the cache after the step; rejected tokens are overwritten before a read."""
+        return pending
 
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
-        """Append the rows of real tokens to the KV cache and attend from each to its lane up to itself."""
+        """Append the rows of real tokens to the KV cache, and attend causally."""
         c = self.config
         lanes, tokens, _ = x.shape
-        at = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
         query_input = x
         if self.query_down is not None and self.query_norm is not None:
             query_input = self.query_norm(linear(x, self.query_down[...], c.devices))
@@ -136,13 +135,13 @@ class LatentAttention(Stateful):
         row = linear(x, self.row_proj[...], c.devices)
         latent, shared = self.row_norm(row[..., : c.rank]), row[:, :, None, c.rank :]
         if c.rope is not None:
-            q_shared, shared = c.rope(q_shared, at), c.rope(shared, at)
+            q_shared, shared = c.rope(q_shared, indices), c.rope(shared, indices)
         row = widened(jnp.concatenate([latent[:, :, None], shared], axis=-1), state.key.shape[3])
         row = name_dims(row, None, None, None, "key")
         query = jnp.concatenate([head_dot(q, self.key_up[...]), q_shared], axis=-1)
         query = query * (c.score_factor * c.query_size**-0.5)
-        seen, state = append_and_attend(query, row, None, state, info, c.rank, c.devices)
-        out = head_dot(seen, self.value_up[...])
+        latents, state = append_and_attend(query, row, None, state, info, c.rank, c.devices)
+        out = head_dot(latents, self.value_up[...])
         if self.gate is not None:
             out = out * jax.nn.sigmoid(linear(x, self.gate[...], c.devices))[..., None]
         out = info.hooked_heads(out, "attention")

@@ -1,4 +1,4 @@
-"""Mamba mixer, a selective state space model with a decay for each channel and state (S6, arXiv:2312.00752)."""
+"""Mamba mixer: selective state space model with a decay per channel and state (S6, arXiv:2312.00752)."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -33,10 +33,10 @@ class Mamba1Config:
         state_size: size of B and C, and of the state per channel.
         rank: size of the compressed time step (`time_step_rank`).
         kernel: taps of the short convolution.
-        conv_bias: whether the convolution adds a bias.
+        conv_bias: the convolution adds a bias.
         norms: RMS norms of time step, B and C: "none", "plain" without weights, or "weighted".
         eps: of these norms.
-        devices: of the model. Each has the whole layer.
+        devices: of the model; the layer is replicated.
     """
 
     width: int
@@ -50,11 +50,11 @@ class Mamba1Config:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """Sizes of time step, B and C, which one projection makes."""
+        """Sizes of time step, B and C in one projection."""
         return self.rank, self.state_size, self.state_size
 
     def shard(self, devices: Devices) -> "Mamba1Config":
-        """Return the config of one device: of the whole layer."""
+        """Return the config of one device, with the whole layer."""
         return replace(self, devices=devices)
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mamba1":
@@ -69,7 +69,7 @@ class Mamba1(Recurrent):
 
         S_t[c, n] = exp(d[c] A[c, n]) S_{t-1}[c, n] + d[c] x[c] B[n]        y_t[c] = sum_n S_t[c, n] C[n] + D[c] x[c]
 
-    The scan runs token by token: another layer than SSD, which has one decay for all states of a head.
+    The scan runs token by token. SSD, in contrast, has one decay for all states of a head.
     """
 
     summed_over = ()
@@ -93,7 +93,7 @@ class Mamba1(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width)
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the state: the convolution's last inputs, and the states [head, channel, state] of one head."""
+        """Return the convolution's last inputs and the states [head, channel, state] of one head."""
         c = self.config
         conv = state_array(role="conv", tap=c.kernel - 1, channel=c.width)
         return ConvRecurrentState(conv, state_array(jnp.float32, value_head=1, channel=c.width, key=c.state_size))
@@ -123,7 +123,7 @@ class Mamba1(Recurrent):
         begins = (jnp.arange(x.shape[1], dtype=jnp.int32) == 0)[None] & info.fresh[:, None]
         inputs = tuple(jnp.moveaxis(part, 1, 0) for part in (x, step, key, query, info.valid, begins))
         if info.verifying:
-            # A loop would copy the states that are kept (ops/layout: in place). There are few tokens.
+            # A loop would copy the old states (ops/layout: in place). There are few tokens.
             states, outputs = state.recurrent, []
             for i in range(x.shape[1]):
                 states, output = token(states, tuple(part[i] for part in inputs))

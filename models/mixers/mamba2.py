@@ -1,4 +1,4 @@
-"""Mamba2 mixer, a selective state space model (SSD, arXiv:2405.21060), with the variants of its families."""
+"""Mamba2 mixer, a selective state space model (SSD, arXiv:2405.21060), and its variants."""
 
 import math
 from dataclasses import dataclass, replace
@@ -32,16 +32,16 @@ class Mamba2Config:
 
     Attributes:
         heads, head_size: heads and their size; their product is the inner width.
-        groups: groups of heads (a divisor) that share B and C, and whose channels one norm covers.
+        groups: groups of heads (a divisor) with common B and C, and one norm over their channels.
         state_size: size of B and C, and of the state per channel.
         kernel: taps of the short convolution.
         eps: of the gated norm.
-        conv_bias: whether the convolution adds a bias.
+        conv_bias: the convolution adds a bias.
         step_limits: minimum and maximum time step (`time_step_limit`).
         norm: "gated" norms `y * silu(z)`, "normed" is gated after its norm, "none" has no norm.
         multipliers: factors on the five segments [z | x | B | C | dt] of the input projection.
-        devices: that shard the layer; heads and groups are the local ones.
-        group_devices: number of devices that hold heads of the same group.
+        devices: of the sharded layer; heads and groups are local.
+        group_devices: number of devices with heads of the same group.
     """
 
     heads: int
@@ -64,7 +64,7 @@ class Mamba2Config:
 
     @property
     def channels(self) -> int:
-        """Channels of the short convolution: x, B and C, more than the layer's output has."""
+        """Channels of the short convolution: x, B and C."""
         return self.width + 2 * self.groups * self.state_size
 
     @property
@@ -74,12 +74,12 @@ class Mamba2Config:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Segments of the input projection [z | x | B | C | dt]; the middle three are the convolution's channels."""
+        """Segments [z | x | B | C | dt] of the input projection."""
         shared = Segment(self.groups * self.state_size, self.groups, replicable=True)
         return self.inner, self.inner, shared, shared, Segment(self.heads, self.heads)
 
     def shard(self, devices: Devices) -> "Mamba2Config":
-        """Return the config of one device: its heads and their groups; devices that share a group each hold it."""
+        """Return the config of one device: its heads and their groups, replicated if shared."""
         local = shard_config(self, devices, "heads", repeated=("groups",))
         return replace(local, group_devices=max(devices.model // self.groups, 1))
 
@@ -89,7 +89,7 @@ class Mamba2Config:
 
 
 class Mamba2Tokens(NamedTuple):
-    """Per-token inputs of the layer's short convolution and recurrence; they do not depend on the state.
+    """Per-token inputs of short convolution and recurrence, independent of the state.
 
     Attributes:
         conv: inputs of the convolution, channels [x | B | C].
@@ -117,7 +117,7 @@ class Mamba2(Recurrent):
         self.out_proj = matrix(rngs, hidden, c.width, sharded=(shard_inputs(c.inner),))
 
     def state_arrays(self) -> ConvRecurrentState:
-        """Return the state: the convolution's last inputs [x, B, C], and the SSM states [head, head size, state]."""
+        """Return the convolution's inputs [x, B, C] and the SSM states [head, size, state]."""
         c = self.config
         return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
@@ -154,15 +154,7 @@ class Mamba2(Recurrent):
         value = value.reshape((lanes, length, c.heads, c.head_size))
         log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
         inputs = RecurrenceInputs(
-            query,
-            key,
-            value,
-            log_decay,
-            state.recurrent,
-            info.valid,
-            info.fresh,
-            None,
-            c.devices,
+            query, key, value, log_decay, state.recurrent, info.valid, info.fresh, devices=c.devices
         )
         surroundings = Surroundings(tokens.step, self.D[...])
         out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=surroundings)
@@ -183,7 +175,7 @@ class Mamba2(Recurrent):
     def _gate(
         self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]
     ) -> Float32[Array, "lane token inner"]:
-        """Apply the gate `silu(z)` and the norm over each group of channels, in the order of the family."""
+        """Apply the gate `silu(z)` and the norm of each group of channels."""
         c = self.config
         gate = silu(z)
         if self.norm is None:
@@ -191,7 +183,7 @@ class Mamba2(Recurrent):
         if c.norm == "gated":
             y = y * gate
         grouped = y.reshape((*y.shape[:-1], c.groups, c.width // c.groups))
-        ones = jnp.ones((c.width // c.groups,), jnp.float32)
-        normed = rms_norm(grouped, ones, c.eps, c.devices, c.group_devices)
+        weight = jnp.ones((c.width // c.groups,), jnp.float32)
+        normed = rms_norm(grouped, weight, c.eps, c.devices, c.group_devices)
         y = normed.reshape(y.shape) * over_last(self.norm[...], y)
         return y * gate if c.norm == "normed" else y

@@ -1,9 +1,8 @@
-"""A kernel for the grouped product of experts: rows sorted by expert, each tile of rows times the experts it has.
+"""GPU kernel for the grouped product of experts: tiles of sorted rows times their experts.
 
-`expert_dot.grouped_product` defines it. There is no capacity: the rows of an expert may begin and end inside of a tile,
-which then meets two experts or more, and takes of each product the rows that are the expert's. A tile of weights is
-read once for each tile of rows with a row of its expert, of packed weights as codes and scales. The experts of each
-tile are listed outside of the kernel. Gate and up are one matrix, multiplied in one pass.
+`expert_dot.grouped_product` defines it. There is no capacity: a tile may have rows of several experts, and takes from
+each product the rows of that expert. A tile of weights, plain or codes and scales, is read once per tile of rows with a
+row of its expert. The experts of each tile are listed outside the kernel. Gate and up are one matrix.
 """
 
 from functools import partial
@@ -20,15 +19,15 @@ from models.ops.kernels import Kernel, result_like
 from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
 
 MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 64, 128, 64
-"""Rows and columns of one program instance, and what it multiplies at once."""
+"""Rows and columns of one program instance, and the terms of one iteration."""
 STAGES = 3
-"""Iterations for which operands are loaded ahead."""
+"""Iterations with operands loaded ahead."""
 MIN_INSTANCES = 128
-"""Program instances that are about as many as a GPU's processors."""
+"""Program instances, about as many as a GPU's processors."""
 
 
 def unsupported(weight: Any) -> str | None:
-    """Say why the kernel does not take these weights, `[expert, out, in]`; None if it does."""
+    """Return the reason to reject weights `[expert, out, in]`, or None."""
     if any(size % MIN_ROWS for size in weight.shape[1:]):
         return f"matrices of {weight.shape[1:]}: expected multiples of {MIN_ROWS}"
     return unsupported_weight(weight)
@@ -41,18 +40,18 @@ def expert_rows_kernel(members: Any, count: Any, expert: Any, x: Any, *refs: Any
     """Multiply some rows by some columns of their experts.
 
     Args:
-        members: experts of the rows, each once, in the first places, int32[row].
+        members: distinct experts of the rows, in the first places, int32[row].
         count: number of these experts, int32[1].
         expert: of each row; the number of experts for none, int32[row].
         x: [row, in], in the dtype of the weights.
         refs: the arrays of the weight [expert, out, in], in full; the result [row, column], some of its columns.
-        terms: that are multiplied at once.
+        terms: multiplied at once.
         weight: tree of the arrays.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
     *arrays, out = refs
-    own, last, inputs = expert[...], arrays[0].shape[0] - 1, x.shape[1]
+    experts, last, inputs = expert[...], arrays[0].shape[0] - 1, x.shape[1]
     columns = pl.ds(pl.program_id(0) * out.shape[1], out.shape[1])
 
     def meet(index: Any, total: Any) -> Any:
@@ -65,7 +64,7 @@ def expert_rows_kernel(members: Any, count: Any, expert: Any, x: Any, *refs: Any
             return total + kernel_product(x[:, pl.ds(turn * terms, terms)], matrix, 1)
 
         product = lax.fori_loop(0, inputs // terms, add, jnp.zeros(out.shape, jnp.float32))
-        return jnp.where((own == number)[:, None], product, total)
+        return jnp.where((experts == number)[:, None], product, total)
 
     out[...] = lax.fori_loop(0, count[0], meet, jnp.zeros(out.shape, jnp.float32))
 
@@ -73,7 +72,7 @@ def expert_rows_kernel(members: Any, count: Any, expert: Any, x: Any, *refs: Any
 def tile_members(
     expert: Int32[Array, "tile row"], experts: int
 ) -> tuple[Int32[Array, "tile row"], Int32[Array, "tile"]]:
-    """Return the experts of each tile, each once, and their number.
+    """Return the distinct experts of each tile, and their number.
 
     Args:
         expert: of each row, in ascending order; the number of experts for none.
@@ -82,13 +81,13 @@ def tile_members(
     Returns:
         Experts in the first places of each tile, the number of experts in the others; experts of each tile.
     """
-    earlier = jnp.pad(expert[:, :-1], [(0, 0), (1, 0)], constant_values=-1)
-    members = jnp.where(expert != earlier, expert, experts)
+    previous = jnp.pad(expert[:, :-1], [(0, 0), (1, 0)], constant_values=-1)
+    members = jnp.where(expert != previous, expert, experts)
     return jnp.sort(members, axis=1), jnp.sum(members < experts, axis=1, dtype=jnp.int32)
 
 
 def matrix_reads(rows: int, tile: int, experts: int) -> int:
-    """Return the most matrices that the tiles of all rows read together.
+    """Return the maximum number of matrix reads of all tiles together.
 
     Args:
         rows: of all experts, sorted by expert.
@@ -101,12 +100,12 @@ def matrix_reads(rows: int, tile: int, experts: int) -> int:
 def expert_rows(
     x: Float32[Array, "row in"], weight: Any, expert: Int32[Array, "row"], *, interpret: bool
 ) -> Float32[Array, "row out"]:
-    """Multiply each row by the matrix of its expert; rows are rounded to the dtype of the weights.
+    """Multiply each row by its expert's matrix.
 
     Args:
-        x: rows, in any order.
+        x: rows, in any order; they are rounded to the dtype of the weights.
         weight: one matrix `[out, in]` for each expert, plain or packed.
-        expert: of each row; the number of experts for none, whose result is zero.
+        expert: of each row; the number of experts for none, with result zero.
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
@@ -114,11 +113,11 @@ def expert_rows(
     (count, inputs), (experts, outputs, _) = x.shape, weight.shape
     order = jnp.argsort(expert, stable=True)
     rows = min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-count // experts) - 1).bit_length()))
-    more = -count % rows
-    tiles = (count + more) // rows
-    own = jnp.pad(expert[order], (0, more), constant_values=experts)
-    members, met = tile_members(own.reshape((tiles, rows)), experts)
-    sorted_rows = jnp.pad(x[order].astype(weight.dtype), [(0, more), (0, 0)])
+    padding = -count % rows
+    tiles = (count + padding) // rows
+    sorted_experts = jnp.pad(expert[order], (0, padding), constant_values=experts)
+    members, member_counts = tile_members(sorted_experts.reshape((tiles, rows)), experts)
+    sorted_rows = jnp.pad(x[order].astype(weight.dtype), [(0, padding), (0, 0)])
     columns = _columns(outputs, tiles)
     terms = turn_terms([weight], _terms(rows + columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
@@ -127,31 +126,31 @@ def expert_rows(
     by_row = pl.BlockSpec((rows,), lambda column, row: (row,))
     product = gpu_call(
         partial(expert_rows_kernel, terms=terms, weight=tree),
-        grid=(outputs // columns, tiles),
-        in_specs=[
-            by_row,
-            pl.BlockSpec((1,), lambda column, row: (row,)),
-            by_row,
-            pl.BlockSpec((rows, inputs), lambda column, row: (row, 0)),
-            *[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays),
-        ],
-        out_specs=pl.BlockSpec((rows, columns), lambda column, row: (row, column)),
-        out_shape=result_like((count + more, outputs), jnp.float32, sorted_rows),
-        warps=4,
+        pl.GridSpec(
+            grid=(outputs // columns, tiles),
+            in_specs=[
+                by_row,
+                pl.BlockSpec((1,), lambda column, row: (row,)),
+                by_row,
+                pl.BlockSpec((rows, inputs), lambda column, row: (row, 0)),
+                *[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays),
+            ],
+            out_specs=pl.BlockSpec((rows, columns), lambda column, row: (row, column)),
+        ),
+        result_like((count + padding, outputs), jnp.float32, sorted_rows),
         stages=STAGES,
         interpret=interpret,
-        name=KERNEL.name,
         reads={4 + number: reads * size for number, size in enumerate(sizes)},
-    )(members.reshape(-1), met, own, sorted_rows, *arrays)
+    )(members.reshape(-1), member_counts, sorted_experts, sorted_rows, *arrays)
     return product[jnp.argsort(order)]
 
 
 def _terms(width: int, itemsize: int) -> int:
-    """Return the most terms of an iteration for which its operands fit into shared memory.
+    """Return the most terms of an iteration with operands that fit into shared memory.
 
     Args:
         width: rows and columns of a program instance.
-        itemsize: bytes of a number; of float32 there are three numbers of bfloat16 beside it.
+        itemsize: bytes of a number; a float32 takes three more numbers of bfloat16.
     """
     each = width * (STAGES * itemsize + (6 if itemsize == 4 else 0))
     return next((size for size in (MAX_TERMS, MAX_TERMS // 2) if each * size <= shared_memory()), MIN_ROWS)

@@ -1,4 +1,4 @@
-"""Matrix products in full float32, also on devices whose default precision is lower."""
+"""Matrix products in full float32 on every device."""
 
 import jax.numpy as jnp
 from jax import Array, lax

@@ -1,40 +1,40 @@
-"""Calls of kernels for GPUs: the one place that names Pallas' backend for them.
+"""Calls of GPU kernels: the only file that names Pallas' backend for GPUs.
 
 The backend is Triton's, which JAX has deprecated in favour of Mosaic GPU and jax-triton. Another backend replaces this
 file; the kernels themselves are written in Pallas' language.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 READ = "read"
-"""Key of a kernel's metadata: bytes that it reads from memory; the audit of XLA's programs counts them."""
+"""Key of a kernel's metadata: bytes read from memory, which the audit of XLA's programs counts."""
 SHARED_MEMORY = {"NVIDIA A100": 166_912, "NVIDIA A10": 101_376, "NVIDIA L4": 101_376, "8.0": 166_912, "8.6": 101_376,
                  "8.9": 101_376, "12.0": 101_376}  # fmt: skip
 """Device kind of a trace, or compute capability of a local GPU -> bytes of shared memory of a program instance."""
 MAX_SHARED_MEMORY = 232_448
-"""The same of all other GPUs, from an H100 on, and in Pallas' interpreter."""
+"""Bytes of shared memory on all other GPUs, from an H100 on, and in Pallas' interpreter."""
 
 TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
-"""Devices, named alike, that hold sums of products of 64 rows or more in tensor memory, which has 512 columns."""
+"""Device kinds and capabilities with sums of products of 64 rows or more in tensor memory, which has 512 columns."""
 MIN_TENSOR_ROWS = 64
-"""Rows of a product from which its sums are in tensor memory."""
+"""Minimum rows of a product with sums in tensor memory."""
 
 
 def shared_memory() -> int:
-    """Return the bytes of shared memory that a program instance can have on the GPU that is traced for."""
+    """Return the bytes of shared memory of a program instance on the traced GPU."""
     return next((SHARED_MEMORY[name] for name in _device_names() if name in SHARED_MEMORY), MAX_SHARED_MEMORY)
 
 
 def has_tensor_memory() -> bool:
-    """Return whether the GPU that is traced for has tensor memory."""
+    """Return True if the traced GPU has tensor memory."""
     return not TENSOR_MEMORY.isdisjoint(_device_names())
 
 
 def _device_names() -> tuple[str, str]:
-    """Return device kind and compute capability of the GPU that is traced for, or of the local one."""
+    """Return device kind and compute capability of the traced GPU, or of the local one."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None or device.platform != "gpu":
         device = jax.local_devices()[0]
@@ -43,14 +43,11 @@ def _device_names() -> tuple[str, str]:
 
 def gpu_call(
     kernel: Callable[..., None],
-    *,
-    name: str,
-    grid: tuple[int, ...],
-    in_specs: Sequence[Any],
-    out_specs: Any,
+    grid_spec: Any,
     out_shape: Any,
-    warps: int,
-    stages: int,
+    *,
+    warps: int = 4,
+    stages: int = 1,
     interpret: bool,
     reads: dict[int, int] | None = None,
     aliases: dict[int, int] | None = None,
@@ -58,11 +55,11 @@ def gpu_call(
     """Return a function of arrays that runs a kernel.
 
     Args:
-        kernel: the function of references.
-        name: of the kernel in certificates.
-        grid, in_specs, out_specs, out_shape: as of `pallas_call`.
+        kernel: the function of references, or a `partial` of it; certificates list it by its name.
+        grid_spec: a `pallas.GridSpec`.
+        out_shape: as for `pallas_call`.
         warps: of 32 threads each, for one program instance.
-        stages: iterations of a loop for which operands are loaded ahead.
+        stages: iterations of a loop with operands loaded ahead.
         interpret: run by Pallas' interpreter, on any platform.
         reads: number of an operand -> bytes that all instances read of it, if not each number once.
         aliases: number of an operand -> number of the result in its memory.
@@ -74,14 +71,12 @@ def gpu_call(
         sizes = {number: array.size * array.dtype.itemsize for number, array in enumerate(operands)} | (reads or {})
         return pl.pallas_call(
             kernel,
-            grid=grid,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            out_shape=out_shape,
+            out_shape,
+            grid_spec=grid_spec,
             input_output_aliases=aliases or {},
             compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=interpret,
-            name=name,
+            name=getattr(kernel, "func", kernel).__name__,
             metadata={READ: str(sum(sizes.values()))},
         )(*operands)
 

@@ -1,6 +1,6 @@
-"""Products of float32 matrices inside of kernels for GPUs: in float32, on matrix units.
+"""Products of float32 matrices inside GPU kernels: in float32, on matrix units.
 
-A product in float32 proper is written out number by number there, and does not fit into registers.
+A plain float32 product is written out number by number, and does not fit into registers.
 """
 
 import jax.numpy as jnp
@@ -12,23 +12,28 @@ MIN_ROWS = 16
 """Rows, columns and terms of the least product that Triton has."""
 
 
-def kernel_product(one: Array, other: Array, over: int) -> Array:
-    """Return the product of two matrices, of float32 or bfloat16, over the columns of the one, in float32.
+def kernel_product(left: Array, right: Array, over: int) -> Array:
+    """Multiply two matrices of float32 or bfloat16, accumulated in float32.
 
-    Matrix units multiply bfloat16: three numbers of it, the largest first, are a float32.
+    Matrix units multiply bfloat16: a float32 is the sum of three such numbers, the largest first.
 
     Args:
-        one: `[row, term]`.
-        other: `[term, column]` for over=0, `[column, term]` for over=1.
-        over: the dimension of the other that is summed over.
+        left: `[row, term]`.
+        right: `[term, column]` for over=0, `[column, term]` for over=1.
+        over: dimension of `right` to sum over.
     """
-    pairs = [(i + j, a, b) for i, a in enumerate(_terms(one)) for j, b in enumerate(_terms(other))]
-    products = [_product(a, b, over) for order, a, b in reversed(pairs) if order < BFLOAT16_TERMS]
+    dims = (((1,), (over,)), ((), ()))
+    pairs = [(i + j, a, b) for i, a in enumerate(_terms(left)) for j, b in enumerate(_terms(right))]
+    products = [
+        lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+        for order, a, b in reversed(pairs)
+        if order < BFLOAT16_TERMS
+    ]
     return sum(products[1:], products[0])
 
 
 def _terms(x: Array) -> list[Array]:
-    """Return numbers of bfloat16 whose sum is x."""
+    """Split x into numbers of bfloat16 that sum to x."""
     if x.dtype == jnp.bfloat16:
         return [x]
     x, terms = x.astype(jnp.float32), []
@@ -36,7 +41,3 @@ def _terms(x: Array) -> list[Array]:
         terms.append(x.astype(jnp.bfloat16))
         x = x - terms[-1].astype(jnp.float32)
     return terms
-
-
-def _product(one: Array, other: Array, over: int) -> Array:
-    return lax.dot_general(one, other, (((1,), (over,)), ((), ())), preferred_element_type=jnp.float32)

@@ -1,10 +1,9 @@
-"""The seam between operations and kernels: which kernels there are, where each runs, and how to ask for them.
+"""The choice between an operation's plain form and its kernels.
 
-An operation has a plain JAX form, which defines it, is differentiable, and runs wherever no kernel is chosen. A kernel
-computes the same numbers up to rounding. Models call operations; an operation asks `Kernel.chosen`, a function of the
-platform and of shapes alone, and calls the one or the other. Kernels for GPUs and TPUs are Pallas programs, so that a
-step with them is proved from the inside. Those for CPUs are C++ (`models.cpu_kernels`), which no proof reads: each is
-the inside of a function (`RowKernel`), or a call (`PoolKernel`), which is declared beside its code.
+The plain JAX form defines an operation, is differentiable, and runs where no kernel is chosen. A kernel computes the
+same numbers up to rounding. An operation asks `Kernel.chosen`, a function of the platform and of shapes only. Kernels
+for GPUs and TPUs are Pallas programs, which the proof reads. Kernels for CPUs are C++ (`models.cpu_kernels`), which it
+does not read: each is declared where it is defined, as a `RowKernel` (inside a function) or a `PoolKernel` (a call).
 """
 
 import itertools
@@ -21,19 +20,19 @@ MODES = ("off", "auto", "interpret")
 """Plain forms everywhere; kernels where the platform has them; Pallas kernels everywhere, run by its interpreter."""
 
 MAX_OFFSET = 1 << 31
-"""Numbers of an array that offsets of 32 bits with a sign reach."""
+"""Numbers of an array within reach of signed 32-bit offsets."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel and where it may take the place of an operation's plain form.
+    """A kernel, its platforms and its limits.
 
     Attributes:
-        name: of its function, by which certificates list it.
-        platforms: that it is compiled for. A kernel for GPUs alone takes no array whose offsets wrap: of more than 2^31
-            numbers in up to 2^32 bytes, such as codes of one byte.
-        unsupported: a function of the operation's operands that says why the kernel does not take them, or None.
-        interpreted: whether it is a Pallas kernel, which runs on any platform in the mode "interpret".
+        name: of its function; certificates list it.
+        platforms: targets of its compilation. A kernel for GPUs only rejects arrays with offsets that wrap: more than
+            2^31 numbers in up to 2^32 bytes, such as codes of one byte.
+        unsupported: function of the operation's operands; returns the reason to reject them, or None.
+        interpreted: True for a Pallas kernel, which runs on any platform in the mode "interpret".
     """
 
     name: str
@@ -42,14 +41,14 @@ class Kernel:
     interpreted: bool = True
 
     def chosen(self, devices: Devices, *operands: Any) -> bool:
-        """Whether the kernel runs.
+        """Return True if the kernel runs.
 
         Args:
-            devices: of the step: their platform, and whether operations run kernels.
+            devices: platform and mode of the step.
             operands: of the operation, or their types.
 
         Raises:
-            ValueError: `devices.kernels` is none of `MODES`.
+            ValueError: unknown `devices.kernels`.
         """
         check_mode(devices.kernels)
         if self.platforms == ("gpu",) and any(map(_wraps, jax.tree.leaves(operands))):
@@ -59,14 +58,12 @@ class Kernel:
 
 
 class RowKernel(NamedTuple):
-    """Declaration of a jitted function as row-wise.
-
-    Each row of its result depends on the same row of its "lane" operands, and on "shared" ones.
+    """Declaration of a row-wise function of "lane" and "shared" operands.
 
     Attributes:
         function: made by `jax.jit`.
         operands: "lane" or "shared" for each array.
-        static: static arguments by name, in every combination that is declared.
+        static: every declared combination of static arguments, by name.
     """
 
     function: Callable[..., Any]
@@ -75,15 +72,15 @@ class RowKernel(NamedTuple):
 
 
 class PoolKernel(NamedTuple):
-    """Declaration of a call of C++ that writes pools in place, with a row for each lane.
+    """Declaration of a C++ call that updates pools of lanes in place.
 
-    A lane reads and writes only its own row; a lane of length 0 keeps it. The first result has a row for each lane.
+    A lane reads and writes only its row; a lane of length 0 keeps it. The first result has a row for each lane.
 
     Attributes:
         operands: "length" (tokens of each lane), "lane" or "shared" for each array before the pools.
         pools: names of the dimensions of each pool.
-        fresh: index of the operand, bool [N], that is True for a lane which begins and does not read its rows.
-        writes: False for a call that reads the pools only.
+        fresh: index of the operand, bool [N], True for a new lane, which does not read its rows.
+        writes: False for a call that only reads the pools.
     """
 
     operands: str
@@ -98,7 +95,7 @@ def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def _wraps(operand: Any) -> bool:
-    """Whether Triton's offsets into an array wrap: 32 bits with a sign, up to 2^32 bytes (Pallas' Triton lowering)."""
+    """Return True if Triton's signed 32-bit offsets wrap, for up to 2^32 bytes."""
     if not hasattr(operand, "shape") or not hasattr(operand, "dtype"):
         return False
     numbers = math.prod(operand.shape)
@@ -106,16 +103,16 @@ def _wraps(operand: Any) -> bool:
 
 
 def default_mode(platform: str) -> str:
-    """Return the mode if none is given: kernels where their speed has been measured, which is on CPUs."""
+    """Return the default mode: kernels on CPUs, the only platform with measured speed."""
     return "auto" if platform == "cpu" else "off"
 
 
 def check_mode(mode: str) -> None:
-    """Raise ValueError unless a mode is one of `MODES`."""
+    """Raise ValueError for a mode outside `MODES`."""
     if mode not in MODES:
         raise ValueError(f"kernels: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
 
 
 def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
-    """Return the type of a kernel's result, which varies over the devices over which one of its operands does."""
+    """Return the type of a kernel's result that varies over devices like an operand."""
     return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)

@@ -18,20 +18,20 @@ from models.ops.row_product_gpu import row_product as row_product_gpu
 from models.sharding.devices import SINGLE_DEVICE, Devices
 
 MAX_WEIGHT_FIRST_ROWS = 32
-"""Rows up to which a narrow weight is the left operand: 1.0 to 2.2 times as fast (ops/layout: operands)."""
+"""Maximum rows with a narrow weight as the left operand: 1.0 to 2.2 times as fast (ops/layout: operands)."""
 PROJECTION = "projection"
-"""Named scope of the products in profiles, inside that of their layer."""
+"""Named scope of the products in profiles, inside the scope of their layer."""
 
 
 class LinearWeight(ABC):
-    """A matrix `[out, in]` that is stored in another form than one plain array.
+    """A matrix `[out, in]` in another form than one plain array.
 
     It replaces the array among the parameters and must be a pytree (`jax.tree_util.register_dataclass`): the traced
     program depends on its static fields and on nothing outside it.
 
     Attributes:
         shape: outputs and inputs.
-        tiles: whether the same rows and whole groups of columns, cut out of each of its arrays, are such a matrix.
+        tiles: True if equal rows and whole groups of columns of all its arrays form such a matrix.
     """
 
     tiles: ClassVar[bool] = False
@@ -39,24 +39,24 @@ class LinearWeight(ABC):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array of numbers that the weight stands for."""
+        """Shape of the plain array."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that it takes in memory."""
+        """Bytes in memory."""
 
     @abstractmethod
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
-        """Return `x @ weight.T`, each row by itself, accumulated in float32, on these devices."""
+        """Return `x @ weight.T`, each row by itself, accumulated in float32."""
 
     @abstractmethod
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
-        """Return rows of the matrix, as `embedding_rows` does."""
+        """Return rows of the matrix, as `embedding_rows`."""
 
     @abstractmethod
     def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
-        """Return all of the matrix as a plain array."""
+        """Return the matrix as a plain array."""
 
     def __getitem__(self, index: EllipsisType) -> "LinearWeight":
         """Return the matrix itself: layers read a parameter as `parameter[...]`."""
@@ -73,7 +73,7 @@ def linear(
     Args:
         x: the rows.
         weight: the matrix.
-        devices: of the layer; they say whether a kernel computes the product.
+        devices: of the layer: platform and kernels.
     """
     with jax.named_scope(PROJECTION):
         if GPU_KERNEL.chosen(devices, x, weight):
@@ -84,8 +84,8 @@ def linear(
         elif KERNEL.chosen(devices, rows, weight):
             product = _by_kernel(rows, weight)
         elif devices.platform == "gpu" and len(weight) == 1:
-            # A sum is one operation; of a product XLA:GPU would pad the weight, and add up parts. XLA leaves out a
-            # rounding by `astype` there and back.
+            # A sum is one operation; for a product XLA:GPU would pad the weight, and add up parts. XLA drops a
+            # rounding by two calls of `astype`.
             kind = jnp.finfo(weight.dtype)
             rounded = lax.reduce_precision(rows, kind.nexp, kind.nmant)
             product = jnp.sum(rounded * weight.astype(jnp.float32), axis=1, keepdims=True)
@@ -103,24 +103,23 @@ def gated_linear(
     gated: Callable[[Array, Array], Array],
     dtype: DTypeLike,
 ) -> Float32[Array, "*rows out"]:
-    """Return `gated(x @ gate.T, x @ up.T)`, as two products or by a kernel for both, which rounds the result.
+    """Return `gated(x @ gate.T, x @ up.T)`, as two products or by one kernel.
 
     Args:
-        x, gate, up, devices: as of `linear`.
-        gated: number by number.
-        dtype: that the next product rounds the result to.
+        x, gate, up, devices: as for `linear`.
+        gated: elementwise function.
+        dtype: input dtype of the next product; the kernel rounds its result to it.
     """
-    if not all(GPU_KERNEL.chosen(devices, x, one) for one in (gate, up)):
+    if not all(GPU_KERNEL.chosen(devices, x, weight) for weight in (gate, up)):
         return gated(linear(x, gate, devices), linear(x, up, devices))
     with jax.named_scope(PROJECTION):
-        interpret = devices.interpret
-        found = row_product_gpu(x, [gate, up], joined=gated, dtype=dtype, interpret=interpret)
-        return found.astype(jnp.float32)
+        y = row_product_gpu(x, [gate, up], joined=gated, dtype=dtype, interpret=devices.interpret)
+        return y.astype(jnp.float32)
 
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[Array, "row out"]:
-    """Return the product by the kernel; its derivatives are those of `dot`."""
+    """Return the product by the kernel, with the derivatives of `dot`."""
     return row_product(x, weight, instructions=fastest())
 
 
@@ -135,7 +134,7 @@ def dot(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[
     A single row of a narrow dtype and a single output are computed as two (ops/layout: operands).
 
     Args:
-        x: the rows, which are rounded to the weight's dtype.
+        x: the rows; they are rounded to the weight's dtype.
         weight: in the dtype of the checkpoint.
     """
     count, outputs = len(x), len(weight)
@@ -143,8 +142,9 @@ def dot(x: Float32[Array, "row in"], weight: Float[Array, "out in"]) -> Float32[
     if weight.dtype == jnp.float32:
         return _dot(x, weight, lax.Precision.HIGHEST)[:, :outputs]
     rows = _at_least_two(x.astype(weight.dtype))
-    few = count <= MAX_WEIGHT_FIRST_ROWS
-    return (materialized_transpose(_dot(weight, rows)) if few else _dot(rows, weight))[:count, :outputs]
+    if count <= MAX_WEIGHT_FIRST_ROWS:
+        return materialized_transpose(_dot(weight, rows))[:count, :outputs]
+    return _dot(rows, weight)[:count, :outputs]
 
 
 def _dot(left: Array, right: Array, precision: lax.Precision | None = None) -> Array:

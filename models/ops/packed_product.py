@@ -1,11 +1,11 @@
-"""Kernels for products of rows with packed weights, on CPUs: codes are read as they are stored, and never all unpacked.
+"""CPU kernels: products of rows with packed weights; the kernels read the stored codes.
 
 `QuantisedWeight.numbers` and `dot` define them: the result has the bits of the row product with the unpacked weight.
-XLA's own product of the numbers writes them to memory and reads them again, in every step.
+XLA's product writes the unpacked numbers to memory and reads them again, in every step.
 """
 
 from functools import partial
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import numpy as np
@@ -20,7 +20,20 @@ from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MAX_EXPERT_ROWS = 1024
-"""Rows of a product with experts: matrices are unpacked once for all rows of an expert, which are few of these."""
+"""Rows of a product with experts. A matrix is unpacked once for all rows of its expert."""
+
+
+class ProductForm(NamedTuple):
+    """Static form of a packed product.
+
+    Attributes:
+        kind, dtype: as for `QuantisedWeight`.
+        instructions: one of `INSTRUCTIONS` that the processor runs.
+    """
+
+    kind: Codes
+    dtype: str
+    instructions: str
 
 
 def _unsupported(x: Any, weight: Any) -> str | None:
@@ -43,7 +56,7 @@ KERNEL = Kernel("hybridlm_packed_product", ("cpu",), _unsupported, interpreted=F
 EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", ("cpu",), _unsupported_experts, interpreted=False)
 
 
-@partial(jax.jit, static_argnames=("kind", "dtype", "instructions"))
+@partial(jax.jit, static_argnames="form")
 def packed_product(
     x: Float32[Array, "row in"],
     codes: Shaped[Array, "out stored"],
@@ -51,24 +64,22 @@ def packed_product(
     whole: Float32[Array, "out one"],
     zero: Shaped[Array, "out offset"],
     *,
-    kind: Codes,
-    dtype: str,
-    instructions: str,
+    form: ProductForm,
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    The bits of a row are the same whatever the other rows are, and however many, with one instruction set.
+    With one instruction set, the bits of a row do not depend on the other rows or their number.
 
     Args:
-        x: at least one row; rows are rounded to `dtype`.
-        codes, scale, kind, dtype: as of `QuantisedWeight`.
+        x: at least one row; rows are rounded to the form's dtype.
+        codes, scale: as for `QuantisedWeight`.
         whole, zero: as there; without entries for None.
-        instructions: one of `INSTRUCTIONS` that the processor runs.
+        form: codes, dtype and instructions.
     """
-    return _call(KERNEL.name, codes.shape[0], (x, codes, scale, whole, zero), kind, dtype, instructions)
+    return _call(KERNEL.name, codes.shape[0], (x, codes, scale, whole, zero), form)
 
 
-@partial(jax.jit, static_argnames=("kind", "dtype", "instructions"))
+@partial(jax.jit, static_argnames="form")
 def packed_expert_product(
     x: Float32[Array, "row in"],
     codes: Shaped[Array, "expert out stored"],
@@ -77,29 +88,27 @@ def packed_expert_product(
     zero: Shaped[Array, "expert out offset"],
     expert: Int32[Array, " row"],
     *,
-    kind: Codes,
-    dtype: str,
-    instructions: str,
+    form: ProductForm,
 ) -> Float32[Array, "row out"]:
-    """Return `y[r] = weight[expert[r]] @ x[r]`, as `packed_product` does; NaN for a row of no expert."""
-    return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), kind, dtype, instructions)
+    """Return `y[r] = weight[expert[r]] @ x[r]`, as `packed_product`; NaN for an unknown expert."""
+    return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), form)
 
 
-_FORMS = combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)
+_FORMS = combinations(
+    form=[ProductForm(**form) for form in combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)]
+)
 ROW_KERNELS = (
     RowKernel(packed_product, "lane shared shared shared shared", _FORMS),
     RowKernel(packed_expert_product, "lane shared shared shared shared lane", _FORMS),
 )
 
 
-def _call(
-    name: str, outputs: int, operands: tuple[Array, ...], kind: Codes, dtype: str, instructions: str
-) -> Float32[Array, "row out"]:
+def _call(name: str, outputs: int, operands: tuple[Array, ...], form: ProductForm) -> Float32[Array, "row out"]:
     operands = varying_like(operands, operands)
     result = call_result((operands[0].shape[0], outputs), operands[0])
     return jax.ffi.ffi_call(name, result, vmap_method="sequential")(
         *operands,
-        kind=np.int64(KINDS.index(kind)),
-        dtype=np.int64(DTYPES.index(dtype)),
-        instructions=instruction_number(instructions),
+        kind=np.int64(KINDS.index(form.kind)),
+        dtype=np.int64(DTYPES.index(form.dtype)),
+        instructions=instruction_number(form.instructions),
     )

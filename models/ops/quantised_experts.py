@@ -1,10 +1,10 @@
-"""Grouped product of MoE layers whose experts may be quantised.
+"""Grouped product of MoE layers with plain or quantised experts.
 
-A proof takes row-wise functions by their arrays, so there is one function for each set of arrays.
+The proof matches a row-wise function by its arrays, so each set of arrays has its function.
 """
 
 from functools import partial
-from typing import Any, get_args
+from typing import NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,60 +17,71 @@ from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import SINGLE_DEVICE, Devices
 
-_STATIC = ("kind", "dtype", "absent", "devices")
 ExpertCodes = Shaped[Array, "expert out stored"]
 ExpertScales = Float[Array, "expert out group"]
 
 
-@partial(jax.jit, static_argnames=_STATIC)
+class ExpertForm(NamedTuple):
+    """Static form of a product of quantised experts.
+
+    Attributes:
+        kind, dtype: as for `QuantisedWeight`.
+        absent, devices: as for `expert_dot`.
+    """
+
+    kind: Codes
+    dtype: str
+    absent: bool
+    devices: Devices
+
+
+@partial(jax.jit, static_argnames="form")
 def scaled_expert_dot(
-    x: TokenRows,
-    codes: ExpertCodes,
-    scale: ExpertScales,
-    expert: ExpertIds,
-    kind: Codes,
-    dtype: str,
-    absent: bool,
-    devices: Devices,
+    x: TokenRows, codes: ExpertCodes, scale: ExpertScales, expert: ExpertIds, form: ExpertForm
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales."""
-    return grouped_product(x, QuantisedWeight(codes, scale, None, None, kind, dtype), expert, absent, devices)
+    weight = QuantisedWeight(codes, scale, None, None, form.kind, form.dtype)
+    return grouped_product(x, weight, expert, form.absent, form.devices)
 
 
-@partial(jax.jit, static_argnames=_STATIC)
+@partial(jax.jit, static_argnames="form")
 def twice_scaled_expert_dot(
     x: TokenRows,
     codes: ExpertCodes,
     scale: ExpertScales,
     whole: Float32[Array, "expert out 1"],
     expert: ExpertIds,
-    kind: Codes,
-    dtype: str,
-    absent: bool,
-    devices: Devices,
+    form: ExpertForm,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales of groups and of rows."""
-    return grouped_product(x, QuantisedWeight(codes, scale, whole, None, kind, dtype), expert, absent, devices)
+    weight = QuantisedWeight(codes, scale, whole, None, form.kind, form.dtype)
+    return grouped_product(x, weight, expert, form.absent, form.devices)
 
 
-@partial(jax.jit, static_argnames=_STATIC)
+@partial(jax.jit, static_argnames="form")
 def offset_expert_dot(
     x: TokenRows,
     codes: ExpertCodes,
     scale: ExpertScales,
     zero: Shaped[Array, "expert out group"],
     expert: ExpertIds,
-    kind: Codes,
-    dtype: str,
-    absent: bool,
-    devices: Devices,
+    form: ExpertForm,
 ) -> ExpertRows:
     """Return `expert_dot` of codes with scales and zero points."""
-    return grouped_product(x, QuantisedWeight(codes, scale, None, zero, kind, dtype), expert, absent, devices)
+    weight = QuantisedWeight(codes, scale, None, zero, form.kind, form.dtype)
+    return grouped_product(x, weight, expert, form.absent, form.devices)
 
 
 _FORMS = combinations(
-    devices=PRODUCT_DEVICES, absent=(False, True), dtype=("bfloat16", "float16", "float32"), kind=get_args(Codes)
+    form=[
+        ExpertForm(**form)
+        for form in combinations(
+            devices=PRODUCT_DEVICES,
+            absent=(False, True),
+            dtype=("bfloat16", "float16", "float32"),
+            kind=get_args(Codes),
+        )
+    ]
 )
 ROW_KERNELS = (
     RowKernel(scaled_expert_dot, "lane shared shared lane", _FORMS),
@@ -86,40 +97,33 @@ def experts_product(
     absent: bool = False,
     devices: Devices = SINGLE_DEVICE,
 ) -> Float32[Array, "row out"]:
-    """Return `y[r] = weight[expert[r]] @ x[r]`, as `expert_dot` does, of plain or of quantised experts.
-
-    Args:
-        x, weight, expert, absent: as of `expert_dot`.
-        devices: of the layer; they say for which platform the product is, and whether a kernel computes it.
-    """
+    """Return `y[r] = weight[expert[r]] @ x[r]` of plain or quantised experts; arguments as for `expert_dot`."""
     if not isinstance(weight, QuantisedWeight):
         return expert_dot(x, weight, expert, absent, devices)
     if weight.takes_experts(x, devices):
         return _by_kernel(x, weight, expert, absent)
-    static: Any = {"kind": weight.kind, "dtype": weight.dtype, "absent": absent, "devices": devices}
+    form = ExpertForm(weight.kind, weight.dtype, absent, devices)
     if weight.whole is not None:
         assert weight.zero is None, "codes with zero points have no second scale"
-        return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, **static)
+        return twice_scaled_expert_dot(x, weight.codes, weight.scale, weight.whole, expert, form)
     if weight.zero is not None:
-        return offset_expert_dot(x, weight.codes, weight.scale, weight.zero, expert, **static)
-    return scaled_expert_dot(x, weight.codes, weight.scale, expert, **static)
+        return offset_expert_dot(x, weight.codes, weight.scale, weight.zero, expert, form)
+    return scaled_expert_dot(x, weight.codes, weight.scale, expert, form)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"], absent: bool
 ) -> Float32[Array, "row out"]:
-    """Return the product by the kernel; its derivatives are those of the plain form."""
+    """Return the product by the kernel, with the derivatives of the plain form."""
     if not absent:
         return weight.multiply_experts(x, expert)
-    here = expert < weight.shape[0]
-    return jnp.where(here[:, None], weight.multiply_experts(x, jnp.where(here, expert, 0)), 0.0)
+    local = expert < weight.shape[0]
+    return jnp.where(local[:, None], weight.multiply_experts(x, jnp.where(local, expert, 0)), 0.0)
 
 
 @_by_kernel.defjvp
-def _derivative(
-    absent: bool, primals: tuple[Array, Any, Array], tangents: tuple[Array, Any, Any]
-) -> tuple[Array, Array]:
+def _derivative(absent: bool, primals: tuple, tangents: tuple) -> tuple[Array, Array]:
     x, weight, expert = primals
     plain = jax.jvp(lambda x: experts_product(x, weight, expert, absent), (x,), tangents[:1])
     return _by_kernel(x, weight, expert, absent), plain[1]

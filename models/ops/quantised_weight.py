@@ -1,7 +1,7 @@
-"""Matrices that stay quantised in memory: codes, one scale for each group of a row's entries, and their products.
+"""Quantised matrices: codes, scales of groups of a row's entries, and their products.
 
-One form holds every scheme of `hybridlm.quantised`: a row has its own scales, so rows can be taken, permuted and
-sharded like those of a plain matrix.
+One form holds every scheme of `hybridlm.quantised`. Every row has its scales, so rows can be taken, permuted and
+sharded like rows of a plain matrix.
 """
 
 import math
@@ -16,14 +16,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, Int32, Shaped, UInt8
 
 from models.ops.linear import LinearWeight, dot
-from models.ops.packed_product import EXPERTS_KERNEL, KERNEL, packed_expert_product, packed_product
+from models.ops.packed_product import EXPERTS_KERNEL, KERNEL, ProductForm, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.row_product import fastest
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
 
 MAX_BLOCK_NUMBERS = 1 << 19
-"""Numbers that a product on a CPU dequantises at a time: they stay in the cache of a core."""
+"""Numbers that a product on a CPU dequantises at a time, for the cache of a core."""
 
 
 @jax.tree_util.register_dataclass
@@ -38,17 +38,17 @@ class QuantisedWeight(LinearWeight):
             four bits.
         scale: floats `[..., out, group]`, of each group of a row's entries.
         whole: float32 `[..., out, 1]`, a second scale of each row, or None.
-        zero: `[..., out, group]`: of the dtype of the codes, the code of zero; of float32, what is subtracted from the
-            product with the scale; None: a code of 8 for "int4", of 0 for others.
+        zero: `[..., out, group]`: with the dtype of the codes, the code of zero; in float32, an offset to subtract
+            after the scale; None: a code of 8 for "int4", of 0 for others.
         kind: of the codes.
-        dtype: that numbers are rounded to.
-        in_blocks: a product dequantises a block of rows at a time, as a CPU has to; other compilers dequantise inside
-            of the product.
+        dtype: of the rounded numbers.
+        in_blocks: a product dequantises a block of rows at a time, for CPUs; other compilers dequantise inside the
+            product.
     """
 
     tiles: ClassVar[bool] = True
 
-    # A pytree holds other things than arrays in these places, too: contracts, types.
+    # Any: a pytree may also hold contracts or types here.
     codes: Any
     scale: Any
     whole: Any
@@ -69,7 +69,7 @@ class QuantisedWeight(LinearWeight):
 
     @property
     def has_offsets(self) -> bool:
-        """Whether `zero` is subtracted from the product with the scale."""
+        """True if `zero` is an offset after the scale."""
         return self.zero is not None and self.zero.dtype == jnp.float32
 
     @property
@@ -85,8 +85,8 @@ class QuantisedWeight(LinearWeight):
     @property
     def nbytes(self) -> int:
         """Bytes of codes and scales."""
-        arrays = (one for one in (self.codes, self.scale, self.whole, self.zero) if one is not None)
-        return sum(math.prod(one.shape) * one.dtype.itemsize for one in arrays)
+        arrays = (array for array in (self.codes, self.scale, self.whole, self.zero) if array is not None)
+        return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)
 
     def numbers(self) -> Float[Array, "*expert out in"]:
         """Return all of the matrix in `dtype`."""
@@ -106,11 +106,8 @@ class QuantisedWeight(LinearWeight):
         return grouped.reshape(values.shape).astype(self.dtype)
 
     def each(self, change: Callable[[Array], Array]) -> "QuantisedWeight":
-        """Return the weight with its arrays changed alike, in places and leading dimensions."""
-        arrays = (None if one is None else change(one) for one in (self.codes, self.scale, self.whole, self.zero))
-        codes, scale, whole, zero = arrays
-        assert codes is not None and scale is not None
-        return QuantisedWeight(codes, scale, whole, zero, self.kind, self.dtype, self.in_blocks)
+        """Return the weight with `change` applied to each array."""
+        return jax.tree.map(change, self)
 
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
         """Compute `x @ numbers.T`, by a kernel where one is chosen."""
@@ -119,55 +116,56 @@ class QuantisedWeight(LinearWeight):
         return self.multiply_numbers(x)
 
     def multiply_numbers(self, x: Float32[Array, "row in"]) -> Float32[Array, "row out"]:
-        """Return the product by XLA, a block of rows at a time where that is asked for."""
+        """Return the product by XLA, block by block with `in_blocks`."""
         outputs = self.shape[0]
         block = max(1, MAX_BLOCK_NUMBERS // self.inputs)
         if not self.in_blocks or outputs <= block:
             return dot(x, self.numbers())
         count = -(-outputs // block)
 
-        def one(index: Array, y: Float32[Array, "row out"]) -> Float32[Array, "row out"]:
-            start = jnp.minimum(index * block, outputs - block)  # the last block overlaps the one before
-            return lax.dynamic_update_slice_in_dim(
-                y, dot(x, self.each(lambda one: lax.dynamic_slice_in_dim(one, start, block)).numbers()), start, axis=1
-            )
+        def multiply(index: Array, y: Float32[Array, "row out"]) -> Float32[Array, "row out"]:
+            start = jnp.minimum(index * block, outputs - block)  # the last two blocks may overlap
+            part = self.each(lambda array: lax.dynamic_slice_in_dim(array, start, block))
+            return lax.dynamic_update_slice_in_dim(y, dot(x, part.numbers()), start, axis=1)
 
         empty = varying_like(jnp.zeros((len(x), outputs), jnp.float32), x, self.codes, self.scale)
-        return lax.fori_loop(0, count, one, empty)
+        return lax.fori_loop(0, count, multiply, empty)
 
     def multiply_experts(self, x: Float32[Array, "row in"], expert: Int32[Array, " row"]) -> Float32[Array, "row out"]:
         """Return `y[r] = weight[expert[r]] @ x[r]` by a kernel."""
-        return packed_expert_product(
-            x, *self.operands(), expert, kind=self.kind, dtype=self.dtype, instructions=fastest()
-        )
+        return packed_expert_product(x, *self.operands(), expert, form=self.form())
 
     def takes_experts(self, x: Float32[Array, "row in"], devices: Devices) -> bool:
-        """Whether a kernel computes the product of these rows."""
+        """Return True if a kernel computes the product of these rows."""
         return EXPERTS_KERNEL.chosen(devices, x, self)
 
+    def form(self) -> ProductForm:
+        """Return the form of the kernels with the fastest instructions."""
+        return ProductForm(self.kind, self.dtype, fastest())
+
     def operands(self) -> tuple[Array, Array, Array, Array]:
-        """Return the arrays as kernels take them, without entries for those that there are not."""
-        none = (*self.codes.shape[:-1], 0)
-        whole = jnp.zeros(none, jnp.float32) if self.whole is None else self.whole
-        zero = jnp.zeros(none, self.codes.dtype) if self.zero is None else self.zero
+        """Return the arrays of the kernels, with empty arrays for None."""
+        empty = (*self.codes.shape[:-1], 0)
+        whole = jnp.zeros(empty, jnp.float32) if self.whole is None else self.whole
+        zero = jnp.zeros(empty, self.codes.dtype) if self.zero is None else self.zero
         return self.codes, self.scale, whole, zero
 
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
-        """Look up rows, as of an embedding; NaN for ids out of bounds."""
-        known = (ids >= 0) & (ids < self.shape[0])
-        at = jnp.where(known, ids, 0)
-        found = self.each(lambda one: one[at]).numbers().astype(jnp.float32)
-        return jnp.where(known[..., None], found, jnp.nan)
+        """Look up rows; NaN for ids out of bounds."""
+        valid = (ids >= 0) & (ids < self.shape[0])
+        index = jnp.where(valid, ids, 0)
+        rows = self.each(lambda array: array[index]).numbers().astype(jnp.float32)
+        return jnp.where(valid[..., None], rows, jnp.nan)
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "*expert out in"]:
-        """Return the numbers as an array of this dtype."""
+        """Return the numbers as a plain array."""
         return self.numbers().astype(dtype)
 
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
-    """Return the product by the kernel; its derivatives are those of `multiply_numbers`."""
-    return packed_product(x, *weight.operands(), kind=weight.kind, dtype=weight.dtype, instructions=fastest())
+    """Return the product by the kernel, with the derivatives of `multiply_numbers`."""
+    return packed_product(x, *weight.operands(), form=weight.form())
 
 
 @_by_kernel.defjvp
@@ -177,7 +175,7 @@ def _derivative(primals: tuple[Array, Any], tangents: tuple[Array, Any]) -> tupl
 
 
 def _values(codes: Shaped[Array, "*row stored"], kind: Codes) -> Float32[Array, "*row in"]:
-    """Return the numbers that codes stand for, without their scales."""
+    """Decode codes to numbers, without scales."""
     if kind == "int8":
         return codes.astype(jnp.float32)
     if kind == "e4m3":
@@ -188,7 +186,7 @@ def _values(codes: Shaped[Array, "*row stored"], kind: Codes) -> Float32[Array, 
 
 
 def _e4m3(codes: UInt8[Array, "*row in"]) -> Float32[Array, "*row in"]:
-    """Return float8 numbers by integer arithmetic: a denormal float32 on the way could be flushed to zero."""
+    """Decode float8 by integer arithmetic: a denormal float32 could be flushed to zero."""
     wide = codes.astype(jnp.int32)
     magnitude = wide & 0x7F
     normal = lax.bitcast_convert_type((magnitude << 20) + (120 << 23), jnp.float32)
@@ -205,7 +203,7 @@ def _e2m1(codes: UInt8[Array, "*row in"]) -> Float32[Array, "*row in"]:
 
 
 def stored_form(weight: Array | QuantisedWeight) -> str:
-    """Return the dtype of an array; of a packed weight, its codes, the entries of a group and the dtype of products."""
+    """Describe a weight: the dtype, or codes, group size and dtype of products."""
     if not isinstance(weight, QuantisedWeight):
         return str(weight.dtype)
     return f"{weight.kind} in groups of {weight.inputs // weight.scale.shape[-1]} as {weight.dtype}"

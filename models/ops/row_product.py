@@ -1,6 +1,6 @@
-"""A kernel for the product of rows with a plain weight, on CPUs: each weight is read as it is stored.
+"""CPU kernel: product of rows with a plain weight, without packing.
 
-`dot` in `linear` defines it. XLA's product packs one operand in every call, and has no fast product of one narrow row.
+`dot` in `linear` defines it. XLA's product packs one operand in every call, and is slow for one narrow row.
 """
 
 from functools import partial
@@ -18,27 +18,27 @@ from models.ops.kernels import Kernel, RowKernel, combinations
 from models.sharding.varying import varying_like
 
 MAX_ROWS = 64
-"""Rows of a product without tiles; with more rows XLA's product is as fast, as XLA packs a weight for many rows."""
+"""Maximum rows of a product without tiles; with more rows XLA's product is as fast."""
 UNLIMITED = frozenset({("amx", "bfloat16")})
-"""Instruction sets and dtypes with which the kernel computes any number of rows: 1.1 to 2.6 times as fast as XLA with
-AMX at 128 to 4,096 rows (docs/cpu-kernels.md, AMX)."""
+"""Instruction sets and dtypes without a limit of rows: 1.1 to 2.6 times as fast as XLA with AMX at 128 to 4,096 rows
+(docs/cpu-kernels.md, AMX)."""
 DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
-    """Say why the kernel does not take these operands; None if it does."""
+    """Return the reason to reject the operands, or None."""
     if str(weight.dtype) not in DTYPES:
         return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
     return unsupported_rows(x.shape[0], str(weight.dtype))
 
 
 def unsupported_rows(rows: int, dtype: str) -> str | None:
-    """Return the reason for which no kernel computes this many rows, or None.
+    """Return the reason to reject this number of rows, or None.
 
     Args:
         rows: of the product.
-        dtype: of the weight, or the dtype to which its codes are rounded.
+        dtype: of the weight, or of its rounded numbers.
     """
     if library() is None:
         return "the library of kernels is not there"
@@ -56,8 +56,8 @@ def row_product(
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
-    The bits of a row are the same whatever the other rows are, and however many, with one instruction set. A row of
-    zeros gives zeros, also with a weight that is not finite.
+    With one instruction set, the bits of a row do not depend on the other rows or their number. A row of zeros gives
+    zeros, also with a weight that is not finite.
 
     Args:
         x: at least one row; rows are rounded to the weight's dtype.
@@ -73,29 +73,29 @@ ROW_KERNELS = (RowKernel(row_product, "lane shared", combinations(instructions=I
 
 
 def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    """Return the type of a result that each device of a mesh has its own of, where an operand is such a one."""
-    given = jax.typeof(like)
-    if not given.mat.varying:
+    """Return the type of a call's result that varies over devices like an operand."""
+    operand = jax.typeof(like)
+    if not operand.mat.varying:
         return jax.ShapeDtypeStruct(shape, dtype)
-    # JAX looks up in the mesh what a type says of its axes.
-    sharding = NamedSharding(given.sharding.mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=given.mat)
+    # JAX looks up the axes in the mesh of the sharding.
+    sharding = NamedSharding(operand.sharding.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=operand.mat)
 
 
 def fastest() -> str:
-    """Return the fastest instruction set of this processor that the library has code for."""
-    found = library()
-    assert found is not None, "asked for where the kernel is chosen"
-    return found.instructions[-1]
+    """Return the fastest instruction set of this processor in the library."""
+    kernels = library()
+    assert kernels is not None, "callers have chosen the kernel"
+    return kernels.instructions[-1]
 
 
 def instruction_number(instructions: str | None = None) -> np.int64:
-    """Return the attribute by which a call names its instruction set; None is the fastest.
+    """Return the attribute of a call for an instruction set; None: the fastest.
 
-    Loads the library, which registers what is called.
+    Loads the library, which registers the call targets.
 
     Raises:
-        ValueError: there are no such instructions.
+        ValueError: unknown instructions.
     """
     default = fastest()
     if instructions is not None and instructions not in INSTRUCTIONS:

@@ -1,4 +1,4 @@
-"""Attention of few query rows to a block of a KV cache by sums: the form for GPUs without a kernel."""
+"""Attention of few query rows to a cache block by sums, for GPUs."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,59 +7,58 @@ from jax import Array, lax
 from jaxtyping import Bool, Float32
 
 MAX_SUMMED_QUERIES = 8
-"""Query rows per key/value head up to which a GPU sums products of queries and keys, and of weights and values: as many
-sums as XLA joins in one operation."""
+"""Maximum query rows per key/value head for sums on a GPU: XLA joins this many sums in one operation."""
 SUMMED_POSITIONS = 8
-"""Positions, and such runs of them, that a thread sums for itself: as many as XLA does not split a sum for."""
+"""Positions, and runs of positions, in one thread's sum: XLA does not split a sum of this size."""
 MIN_WIDE_VALUE = 256
-"""Numbers of a value from which a thread sums twice as many."""
+"""Minimum size of a value for twice as many runs per thread."""
 
 
 def summed_block(
     queries: list[Float32[Array, "lane kv_head key"]],
     key: Array,
     value: Array,
-    seen: list[Bool[Array, "lane 1 position 1"]],
+    visible: list[Bool[Array, "lane 1 position 1"]],
     carry: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
     """Return the carry of `models.mixers.kv_cache.attend` after a block.
 
-    Sums read keys and values inside of the cache, where a product is given a copy; those of all rows are one operation.
-    Scores and weights of each row are arrays of their own: in one, they would be copied to join and to part them.
+    Sums read keys and values inside the cache, where a product needs a copy; the sums of all rows are one operation.
+    Scores and weights stay separate arrays per row, as one array would be copied to join and to split it.
 
     Args:
-        queries: scaled, those of the tokens of a head one after the other.
-        key, value: of the block, `[lane, kv_head, position, size]`; where nothing is seen they may hold NaN.
-        seen: positions that each token sees.
+        queries: scaled; the tokens of a head one after the other.
+        key, value: of the block, `[lane, kv_head, position, size]`; invisible positions may hold NaN.
+        visible: visible positions of each token.
         carry: largest score, sum of exponentials and their sum over values so far.
     """
     (top, total, out), rows = carry, range(len(queries))
-    own, key, value = [seen[i % len(seen)] for i in rows], key.astype(jnp.float32), value.astype(jnp.float32)
-    # masked before the sums: XLA would write scores that it masks behind them once more
-    products = [jnp.where(own[i], queries[i][:, :, None] * key, -jnp.inf) for i in rows]
-    scores = lax.optimization_barrier([jnp.sum(one, axis=-1) for one in products])
-    new_top = jnp.maximum(top, _each_reduced(lax.max, -jnp.inf, scores))
+    masks, key, value = [visible[i % len(visible)] for i in rows], key.astype(jnp.float32), value.astype(jnp.float32)
+    # Masked before the sums: a mask behind them would write the scores twice.
+    products = [jnp.where(masks[i], queries[i][:, :, None] * key, -jnp.inf) for i in rows]
+    scores = lax.optimization_barrier([jnp.sum(product, axis=-1) for product in products])
+    new_top = jnp.maximum(top, _reduce_each(lax.max, -jnp.inf, scores))
     keep = jnp.exp(top - new_top)
-    weights = [jnp.exp(one - new_top[:, :, i]) for i, one in zip(rows, scores, strict=True)]
-    total = total * keep + _each_reduced(lax.add, 0.0, weights)
+    weights = [jnp.exp(score - new_top[:, :, i]) for i, score in zip(rows, scores, strict=True)]
+    total = total * keep + _reduce_each(lax.add, 0.0, weights)
     weights = lax.optimization_barrier(weights)
-    products = [jnp.where(own[i], weights[i][..., None] * value, 0.0) for i in rows]
-    # Two sums over all positions fill the shared memory of an operation (gpu_fusible.cc); those that a thread sums by
-    # itself are all in one, over short parts. With many numbers of a value there are threads enough for longer ones.
+    products = [jnp.where(masks[i], weights[i][..., None] * value, 0.0) for i in rows]
+    # Two sums over all positions fill the shared memory of an operation (gpu_fusible.cc); sums of single threads fit
+    # into one operation, over short parts. Wide values have threads enough for longer parts.
     wide = value.shape[3] >= MIN_WIDE_VALUE and value.shape[2] % (4 * SUMMED_POSITIONS**2) == 0
     cut = (SUMMED_POSITIONS, 2, SUMMED_POSITIONS, -1, 2) if wide else (SUMMED_POSITIONS, -1, SUMMED_POSITIONS)
-    products = [one.reshape((*value.shape[:2], *cut, value.shape[3])) for one in products]
-    sums = [jnp.sum(one, axis=tuple(range(2, 2 + len(cut), 2))) for one in products]
-    sums = [one.reshape((*value.shape[:2], -1, value.shape[3])) for one in lax.optimization_barrier(sums)]
+    products = [product.reshape((*value.shape[:2], *cut, value.shape[3])) for product in products]
+    sums = [jnp.sum(product, axis=tuple(range(2, 2 + len(cut), 2))) for product in products]
+    sums = [part.reshape((*value.shape[:2], -1, value.shape[3])) for part in lax.optimization_barrier(sums)]
     return new_top, total, out * keep + jnp.sum(jnp.stack(sums, axis=2), axis=3)
 
 
-def _each_reduced(
-    reduced: Callable[[Array, Array], Array], start: float, rows: list[Float32[Array, "lane kv_head position"]]
+def _reduce_each(
+    operation: Callable[[Array, Array], Array], start: float, rows: list[Float32[Array, "lane kv_head position"]]
 ) -> Float32[Array, "lane kv_head query 1"]:
     """Reduce each array over its positions, all in one operation."""
 
-    def joined(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
-        return [reduced(one, other) for one, other in zip(left, right, strict=True)]
+    def join(left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        return [operation(a, b) for a, b in zip(left, right, strict=True)]
 
-    return jnp.stack(lax.reduce(rows, [jnp.float32(start)] * len(rows), joined, (2,)), axis=2)[..., None]
+    return jnp.stack(lax.reduce(rows, [jnp.float32(start)] * len(rows), join, (2,)), axis=2)[..., None]

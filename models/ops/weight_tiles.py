@@ -1,7 +1,7 @@
-"""Tiles of weights inside of kernels for GPUs: parts of plain arrays, or of codes and scales.
+"""Tiles of plain or packed weights inside GPU kernels.
 
-A packed weight is a pytree of arrays that have an entry of a row for one column, for two of them, or for a group; the
-same places cut out of each of them are a weight of their own.
+The arrays of a packed weight have an entry of a row for each column, for two columns, or for a group; equal parts of
+all of them form a weight again.
 """
 
 from typing import Any
@@ -15,37 +15,37 @@ from models.ops.kernel_products import MIN_ROWS
 
 
 def unsupported_weight(weight: Any) -> str | None:
-    """Say why a kernel does not take tiles of a weight `[..., out, in]`, plain or packed; None if it does."""
+    """Return the reason to reject a weight `[..., out, in]`, plain or packed, or None."""
     if not getattr(weight, "tiles", True):
         return f"a weight of {type(weight).__name__}"
     if weight.shape[-1] % MIN_ROWS or turn_terms([weight], MIN_ROWS) < MIN_ROWS:
-        stored = sorted({one.shape[-1] for one in jax.tree.leaves(weight)})
+        stored = sorted({array.shape[-1] for array in jax.tree.leaves(weight)})
         return f"rows of {weight.shape[-1]} in arrays of {stored}: expected groups of multiples of {MIN_ROWS}"
     return None
 
 
-def turn_terms(weights: Any, most: int) -> int:
-    """Return how many numbers of a row one iteration of a kernel's loop multiplies: whole groups, or a part of one.
+def turn_terms(weights: Any, limit: int) -> int:
+    """Return the numbers of a row in one iteration: whole groups or a part.
 
     Args:
         weights: with rows of equal lengths.
-        most: the largest result, a power of two.
+        limit: the largest result, a power of two.
     """
     inputs = weights[0].shape[-1]
-    terms = min(_power_in(inputs), most)
-    for one in jax.tree.leaves(weights):
-        group = -(-inputs // one.shape[-1])
+    terms = min(_power_in(inputs), limit)
+    for array in jax.tree.leaves(weights):
+        group = -(-inputs // array.shape[-1])
         terms = terms if terms % group == 0 else min(terms, _power_in(group))
     return terms
 
 
 def turn_span(stored: int, inputs: int, terms: int, turn: Any) -> tuple[Any, int]:
-    """Return the first entry of a row that one iteration reads, and how many.
+    """Return the first entry of a row for one iteration, and the number of entries.
 
     Args:
         stored: entries of a row.
         inputs: numbers of a row.
-        terms: numbers that an iteration multiplies, by `turn_terms`.
+        terms: numbers of an iteration, by `turn_terms`.
         turn: number of the iteration.
     """
     group = inputs // stored

@@ -1,8 +1,8 @@
-"""Mesh axes of a model's devices, and the collectives of layers that are sharded over them.
+"""Mesh axes of a model's devices, and the collectives of sharded layers.
 
-A sharded model is the same code as a whole one: each device runs a decoder of its local sizes (`DecoderConfig.shard`)
-inside `jax.shard_map` over a mesh with the axes `model` (tensor parallel) and `expert` (expert parallel), and each
-layer gives a partial sum that is all-reduced. An axis of one device causes no equation.
+Each device of a sharded model runs a decoder of local sizes (`DecoderConfig.shard`) inside `jax.shard_map` over a mesh
+with the axes `model` (tensor parallel) and `expert` (expert parallel); the partial sums of each layer are all-reduced.
+An axis of one device causes no equation.
 """
 
 from typing import NamedTuple
@@ -19,12 +19,12 @@ EXPERT = "expert"
 
 
 class Devices(NamedTuple):
-    """Devices that a model runs on: the numbers that its parameters are sharded over, and what they are.
+    """Devices of a model: their numbers along the mesh axes, platform and kernels.
 
     Attributes:
         model, expert: devices along each mesh axis of that name.
-        platform: "cpu", "gpu" or "tpu"; layers compute in forms that are fast there.
-        kernels: whether operations run kernels: "off", "auto" (where the platform has them) or "interpret".
+        platform: "cpu", "gpu" or "tpu"; it selects the forms of operations.
+        kernels: "off", "auto" (the platform's kernels) or "interpret".
     """
 
     model: int = 1
@@ -34,12 +34,12 @@ class Devices(NamedTuple):
 
     @property
     def interpret(self) -> bool:
-        """Whether Pallas' interpreter runs kernels."""
+        """True if Pallas' interpreter runs kernels."""
         return self.kernels == "interpret"
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are sharded over several devices."""
+        """True if parameters are sharded over several devices."""
         return self.model > 1 or self.expert > 1
 
     def along(self, axis: str) -> int:
@@ -47,28 +47,28 @@ class Devices(NamedTuple):
         return {MODEL: self.model, EXPERT: self.expert}[axis]
 
     def several(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of the axes that have more than one device."""
+        """Return the axes with more than one device."""
         return tuple(axis for axis in axes if self.along(axis) > 1)
 
 
 SINGLE_DEVICE = Devices()
-"""The device of a model that is not sharded, a CPU."""
+"""One CPU."""
 
 
 def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:
-    """Sum the partial sums of all devices along mesh axes; return `part` itself where there are no axes.
+    """Sum partial sums over the devices along mesh axes.
 
     Raises:
-        ValueError: the devices along an axis have the same value, so that the sum would count it several times.
+        ValueError: the devices along an axis have equal values, so the sum would count them several times.
     """
     if not axes:
         return part
-    same = sorted(set(axes) - jax.typeof(part).mat.varying)
-    if same:
+    equal = sorted(set(axes) - jax.typeof(part).mat.varying)
+    if equal:
         raise ValueError(
             f"the sum over the devices along {', '.join(axes)}: expected a part from each of them, found a value that "
-            f"is the same along {', '.join(same)}. Run the step under jax.shard_map with check_vma=True, with every "
-            "parameter sharded as `Decoder.sharded_dims` has it; a layer that is not sharded has `summed_over = ()`."
+            f"is the same along {', '.join(equal)}. Run the step under jax.shard_map with check_vma=True, with every "
+            "parameter sharded by `Decoder.sharded_dims`; a layer that is not sharded has `summed_over = ()`."
         )
     return lax.psum(part, axes)
 
@@ -76,15 +76,15 @@ def all_reduce(part: Array, axes: tuple[str, ...]) -> Array:
 def local_rows(
     number: Int32[Array, "*rows"], axis: str, count: int
 ) -> tuple[Bool[Array, "*rows"], Int32[Array, "*rows"]]:
-    """Return the mask of row numbers that this device holds, and their local numbers, undefined elsewhere.
+    """Return the mask of this device's row numbers, and their local numbers.
 
     Args:
         number: global row numbers of an array sharded over `axis`.
         axis: mesh axis.
-        count: rows that each device holds.
+        count: rows of each device.
     """
-    here = number - lax.axis_index(axis) * count
-    return (here >= 0) & (here < count), here
+    local = number - lax.axis_index(axis) * count
+    return (local >= 0) & (local < count), local
 
 
 def mean_over_group(
@@ -99,8 +99,8 @@ def mean_over_group(
     """
     if group_devices == 1:
         return x
-    # shard_map cannot type a psum over some devices of an axis: each group sums in an entry of its own instead.
-    mine = jnp.arange(devices.model // group_devices) == lax.axis_index(MODEL) // group_devices
-    mine = mine.reshape((1,) * (x.ndim - 1) + mine.shape)
-    every = lax.psum(jnp.where(mine, x, 0.0), MODEL)
-    return jnp.sum(jnp.where(mine, every, 0.0), axis=-1, keepdims=True) / group_devices
+    # shard_map cannot type a psum over some devices of an axis: each group sums in a separate entry instead.
+    group = jnp.arange(devices.model // group_devices) == lax.axis_index(MODEL) // group_devices
+    group = group.reshape((1,) * (x.ndim - 1) + group.shape)
+    sums = lax.psum(jnp.where(group, x, 0.0), MODEL)
+    return jnp.sum(jnp.where(group, sums, 0.0), axis=-1, keepdims=True) / group_devices

@@ -1,4 +1,4 @@
-"""Local shard sizes: the config of one device, and an error that lists every size that does not divide."""
+"""Local shard sizes: the config of one device, and an error with every indivisible size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -8,19 +8,19 @@ from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices
 
 C = TypeVar("C")
 MAX_LISTED_DEVICES = 256
-"""Devices along an axis up to which an error lists the numbers that divide."""
+"""Maximum number of devices in an error's list of divisors."""
 INDIVISIBLE = (1 << 61) - 1
 """A prime number of devices that divides no size."""
 
 
 class ShardedSize(NamedTuple):
-    """A size of a config that is divided by the devices along a mesh axis.
+    """A size of a config, divided by the devices along a mesh axis.
 
     Attributes:
         field: its name in the config.
         size: of the whole model.
-        axis: mesh axis that shards it.
-        replicable: several devices may hold the same unit, where there are more devices than units.
+        axis: mesh axis.
+        replicable: several devices may have the same unit, with more devices than units.
     """
 
     field: str
@@ -29,25 +29,25 @@ class ShardedSize(NamedTuple):
     replicable: bool = False
 
     def fits(self, devices: int) -> bool:
-        """Whether this number of devices can shard it."""
+        """Return True if this number of devices can shard the size."""
         return self.size % devices == 0 or (self.replicable and devices % self.size == 0)
 
     def fault(self, devices: Devices) -> str:
-        """Describe a size that does not divide, with the numbers of devices that do."""
+        """Describe an indivisible size, with the possible numbers of devices."""
         fitting = [str(count) for count in range(1, min(self.size, MAX_LISTED_DEVICES) + 1) if self.size % count == 0]
-        more = f", or any multiple of {self.size}" if self.replicable else ""
+        multiples = f", or any multiple of {self.size}" if self.replicable else ""
         return (
             f"{self.field} = {self.size} is not divided by {devices.along(self.axis)} devices along {self.axis!r}; "
-            f"{', '.join(fitting)} would do{more}"
+            f"{', '.join(fitting)} would do{multiples}"
         )
 
 
 class ShardingError(ValueError):
-    """A model that cannot be sharded over these numbers of devices.
+    """A model cannot be sharded over these numbers of devices.
 
     Attributes:
         devices: the numbers of devices.
-        faults: every size that does not divide, one sentence each.
+        faults: every indivisible size, one sentence each.
     """
 
     def __init__(self, devices: Devices, faults: Iterable[str], remedy: str = ""):
@@ -62,41 +62,39 @@ class ShardingError(ValueError):
 
 @runtime_checkable
 class Shardable(Protocol):
-    """A config that has a config of local sizes for each of several devices."""
+    """A config with local sizes for each of several devices."""
 
     def shard(self, devices: Devices) -> Any:
         """Return the config of one device's shard; raises ShardingError if sizes do not divide."""
         ...
 
 
-def check_sizes(devices: Devices, sizes: Sequence[ShardedSize]) -> None:
-    """Raise `ShardingError` with every size that the devices do not divide."""
-    faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
-    if faults:
-        raise ShardingError(devices, faults)
+def _faults(devices: Devices, sizes: Sequence[ShardedSize]) -> list[str]:
+    return [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
 
 
 def shard_config(
     config: C, devices: Devices, *fields: str, repeated: Sequence[str] = (), others: Sequence[ShardedSize] = ()
 ) -> C:
-    """Return a dataclass with fields divided by the devices along `model`, and `devices` in the field of that name.
+    """Return a config with `devices` and with fields divided along `model`.
 
     Args:
         config: of the whole model.
-        devices: that shard it.
+        devices: numbers of devices.
         fields: names of fields that must be multiples of their number.
         repeated: names of fields that may also be divisors of it: then each device has one unit.
-        others: further sizes that must divide, which the caller divides.
+        others: further sizes to check; the caller divides them.
 
     Raises:
-        ShardingError: with every size that does not divide.
+        ShardingError: with every indivisible size.
     """
     name = type(config).__name__
     sizes = [
         ShardedSize(f"{name}.{field}", getattr(config, field), MODEL, field in repeated)
         for field in (*fields, *repeated)
     ]
-    check_sizes(devices, [*sizes, *others])
+    if faults := _faults(devices, [*sizes, *others]):
+        raise ShardingError(devices, faults)
     new: dict[str, Any] = {field: max(getattr(config, field) // devices.model, 1) for field in repeated}
     new |= {field: getattr(config, field) // devices.model for field in fields}
     return replace(config, **new, devices=devices)  # type: ignore[type-var]  # a type variable cannot say "any dataclass"
@@ -105,9 +103,9 @@ def shard_config(
 def try_shard_configs(
     configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
-    """Return the local config of each config, and every fault of them and of further sizes, each once."""
+    """Return the local config of each config, and all faults without repetition."""
     local: dict[Any, Any] = {}
-    faults = [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
+    faults = _faults(devices, sizes)
     for config in configs:
         try:
             local[config] = config.shard(devices)
@@ -121,11 +119,11 @@ def shard_configs(configs: Iterable[Shardable], devices: Devices, sizes: Sequenc
 
     Args:
         configs: of the whole layers.
-        devices: that shard the model.
-        sizes: further sizes that must divide.
+        devices: numbers of devices.
+        sizes: further sizes to check.
 
     Raises:
-        ShardingError: with every size that does not divide, and the numbers of devices that divide all.
+        ShardingError: with every indivisible size, and the numbers of devices that divide all sizes.
     """
     configs = list(configs)
 
@@ -138,6 +136,6 @@ def shard_configs(configs: Iterable[Shardable], devices: Devices, sizes: Sequenc
     lines = []
     for axis in (MODEL, EXPERT):
         counts = [str(count) for count in range(1, MAX_LISTED_DEVICES + 1) if fits(axis, count)]
-        # Devices along an axis that shards nothing all compute the same.
+        # An axis without sharded sizes can have any number of devices.
         lines.append(f"{axis} = {'anything' if fits(axis, INDIVISIBLE) else ', '.join(counts)}")
     raise ShardingError(devices, faults, f"\nIt can be split over {' and over '.join(lines)}.")

@@ -1,9 +1,8 @@
-"""Shard specs of parameters and states: which dimension is sharded over which mesh axis, and in which segments.
+"""Shard specs of parameters and states: dimension, mesh axis and segments.
 
-A dimension that consists of several segments ([q | k | v], [gate | up]) is never sharded as one contiguous run: each
-segment is, and the shard of a device is its piece of every segment, one after another. A piece is a number of whole
-units (heads, groups). A replicable segment with fewer units than devices gives each unit to several adjacent devices,
-as GQA does with key/value heads.
+Each segment of a dimension ([q | k | v], [gate | up]) is sharded separately: the shard of a device is its piece of
+every segment, in order. A piece is a number of whole units (heads, groups). A replicable segment with fewer units than
+devices gives each unit to several adjacent devices, like key/value heads in GQA.
 """
 
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from models.sharding.devices import EXPERT, MODEL
 
 
 class Segment(NamedTuple):
-    """A contiguous run of entries of one dimension that is sharded by itself.
+    """A contiguous run of entries of one dimension, sharded separately.
 
     Attributes:
         size: number of entries.
-        units: number of indivisible units of equal size (heads, groups, columns) that the entries form.
-        replicable: a unit may lie on several devices, where there are more devices than units.
+        units: number of indivisible units of equal size (heads, groups, columns).
+        replicable: several devices may have the same unit, with more devices than units.
     """
 
     size: int
@@ -30,7 +29,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardedDim:
-    """A dimension of an array that is sharded over the devices along one mesh axis.
+    """A dimension of an array, sharded over the devices along one mesh axis.
 
     Attributes:
         dim: index of the dimension.
@@ -48,13 +47,13 @@ class ShardedDim:
         return sum(segment.size for segment in self.segments)
 
     def slices(self, device: int, devices: int) -> list[slice]:
-        """Return the shard of one device: a slice of the whole array's dimension for each segment, in order.
+        """Return the shard of one device: a slice of the dimension for each segment.
 
         Args:
             device: its index along the axis.
-            devices: devices along the axis; a number that `DecoderConfig.shard` accepts.
+            devices: devices along the axis; a number accepted by `DecoderConfig.shard`.
         """
-        found, start = [], 0
+        slices, start = [], 0
         for segment in self.segments:
             unit = segment.size // segment.units
             if segment.units % devices == 0:
@@ -66,29 +65,29 @@ class ShardedDim:
                     f"dimension {self.dim}: {segment.units} units cannot be split over {devices} devices along "
                     f"{self.axis}; `DecoderConfig.shard` lists the numbers of devices that divide every size"
                 )
-            found.append(slice(start + first * unit, start + (first + count) * unit))
+            slices.append(slice(start + first * unit, start + (first + count) * unit))
             start += segment.size
-        return found
+        return slices
 
     def order(self, devices: int) -> np.ndarray:
-        """Return the whole array's entries in the order in which the devices' shards hold them, one after another.
+        """Return the entries of the dimension in the order of the devices' shards.
 
-        Entries that lie on several devices are there several times. Arguments and errors as for `slices`.
+        Replicated entries occur several times. Arguments and errors as for `slices`.
         """
         entries = np.arange(self.size)
-        return np.concatenate([entries[one] for device in range(devices) for one in self.slices(device, devices)])
+        return np.concatenate([entries[part] for device in range(devices) for part in self.slices(device, devices)])
 
 
 def shard_outputs(*segments: Segment) -> ShardedDim:
-    """Shard the rows of `[out, in]` over `model`: the outputs of a projection (column parallel in Megatron's terms)."""
+    """Shard the rows of `[out, in]`, a projection's outputs, over `model` (Megatron: column parallel)."""
     return ShardedDim(0, MODEL, segments)
 
 
 def shard_inputs(*segments: Segment) -> ShardedDim:
-    """Shard the columns of `[out, in]` over `model`: the inputs of a projection (row parallel in Megatron's terms)."""
+    """Shard the columns of `[out, in]`, a projection's inputs, over `model` (Megatron: row parallel)."""
     return ShardedDim(1, MODEL, segments)
 
 
 def shard_experts(count: int) -> ShardedDim:
-    """Shard the first dimension, which has one entry for each expert, over `expert`."""
+    """Shard the first dimension, the experts, over `expert`."""
     return ShardedDim(0, EXPERT, (Segment(count, count),))

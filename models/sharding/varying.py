@@ -1,4 +1,4 @@
-"""Marking of values that are equal on all devices where they meet values that vary over devices."""
+"""Marking of replicated values that meet values varying over devices."""
 
 from typing import Any, TypeVar
 
@@ -9,17 +9,16 @@ T = TypeVar("T")
 
 
 def varying_like(start: T, *like: Any) -> T:
-    """Mark `start` as varying over the devices over which any of `like` varies, so that a loop's carry keeps its type.
+    """Mark `start` as varying over devices like other arrays, for a loop's carry.
 
-    Outside of `jax.shard_map`, and where nothing is to be marked, this is the identity and no equation.
+    Outside `jax.shard_map`, and without varying arrays, this is the identity and no equation.
 
-    Arrays that are indexed by varying indices need it too, where a gradient is wanted: JAX does not mark them by
-    itself, as it does the operands of other operations, and the gradient would be that of one device instead of the
-    sum.
+    For a gradient, arrays with varying indices need the mark too: JAX marks operands of other operations automatically,
+    but not these, and the gradient would come from one device instead of the sum.
 
     Args:
         start: a pytree of arrays, such as the initial carry of a loop.
-        like: pytrees of arrays that the loop combines it with.
+        like: pytrees of the loop's other arrays.
     """
     axes = frozenset[str]().union(*(jax.typeof(leaf).mat.varying for leaf in jax.tree.leaves(like)))
 

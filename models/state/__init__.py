@@ -1,4 +1,4 @@
-"""State of sequences as explicit pytrees: recurrent state, short convolution inputs, KV cache; names of dimensions.
+"""State of sequences as pytrees: recurrent state, convolution inputs, KV cache; dimension names.
 
 Imports `sharding`. Begin with `state`; `shapes` has the names that annotations use.
 """

@@ -36,13 +36,13 @@ ValueCache = Float[Array, "lane kv_head context value"]
 
 
 HeadKind = Literal["attention", "recurrent"]
-"""Kind of the mixer that a head belongs to; a layer may have one of each."""
+"""Kind of a head's mixer; a layer may have one mixer of each kind."""
 
 
 class Hooks:
-    """Functions that a forward pass calls at named sites; each returns what the pass goes on with.
+    """Functions at named sites of a forward pass; the pass continues with their results.
 
-    The methods of this class change nothing; a subclass overrides those of the sites that it reads or changes.
+    These methods change nothing; a subclass overrides the methods of its sites.
     """
 
     def residual(self, x: Activations, index: int) -> Activations:
@@ -58,22 +58,22 @@ class Hooks:
     def experts(
         self, weight: Float32[Array, "lane token choice"], expert: Int32[Array, "lane token choice"], layer: int
     ) -> Float32[Array, "lane token choice"]:
-        """Return the weights of the experts that each token is routed to."""
+        """Return the weights of each token's experts."""
         return weight
 
 
 class LaneInfo(NamedTuple):
-    """Lanes of a step, as every layer sees them.
+    """Lanes of a step.
 
     Attributes:
         lengths: number of real tokens among the T of a lane; 0 for an idle lane. The others are padding.
         positions: position in its sequence of each lane's first token.
         valid: mask of the real tokens, `arange(T) < lengths[:, None]`.
-        fresh: lanes whose sequence begins in this step (position 0, length > 0): they start from zero state.
-        kv_blocks: number of KV cache blocks that attention visits, shared by all lanes: an int32 scalar operand in a
-            compiled step, a Python int where the loop must be differentiable.
-        verifying: the step verifies drafts, and it is not known yet how many are accepted. A layer with a recurrence
-            returns the token inputs of the recurrence instead of a new state, and `commit` makes the state from them.
+        fresh: lanes at the beginning of a sequence (position 0, length > 0): they start from zero state.
+        kv_blocks: number of KV cache blocks for attention in all lanes: an int32 scalar operand in a compiled step, a
+            Python int in a differentiable loop.
+        verifying: the step verifies drafts. A layer with a recurrence returns the token inputs of the recurrence
+            instead of a new state, and `commit` computes the state of the accepted tokens.
         hooks: called at the sites of the layers; None for none.
         layer: number of the layer, for the hooks.
     """
@@ -90,7 +90,7 @@ class LaneInfo(NamedTuple):
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:
-        """Return the outputs of a mixer's heads, as the hooks leave them."""
+        """Return the outputs of a mixer's heads after the hooks."""
         return x if self.hooks is None else self.hooks.heads(x, self.layer, kind)
 
 

@@ -1,7 +1,7 @@
-"""State of layers between steps: its arrays with named dimensions and shard specs, its bytes, and `name_dims`.
+"""State of layers between steps: arrays with named dimensions and shard specs, and their bytes.
 
-KV caches, recurrent states and convolution inputs are described by `StateArray`s; zero states, sizes and the names that
-a step is proved by follow from these.
+`StateArray`s describe KV caches, recurrent states and convolution inputs; zero states, sizes and the dimension names of
+a step's proof follow from them.
 """
 
 import math
@@ -22,26 +22,26 @@ from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
-"""Positions of a KV cache that attention visits at a time, on a GPU up to MAX_TURN_BLOCKS times as many."""
+"""Positions of a KV cache in one iteration of attention, on a GPU up to MAX_TURN_BLOCKS times as many."""
 MAX_TURN_BLOCKS = 4
-"""Blocks that a GPU visits at a time: each time it launches about ten operations and asks the host whether to go on."""
+"""Blocks of a GPU's iteration, which launches about ten operations and waits for the host."""
 
 TPU_COLUMNS = 128
-"""Numbers of a row of the tiles that a TPU's memory is divided into."""
+"""Columns of a tile of a TPU's memory."""
 
 
 def kv_blocks(positions: int) -> int:
-    """Return the number of KV cache blocks that hold `positions` positions."""
+    """Return the number of KV cache blocks for `positions` positions."""
     return -(-positions // KV_BLOCK)
 
 
 def turn_blocks(blocks: int, platform: str) -> int:
-    """Return the number of blocks of a KV cache of `blocks` that attention visits at a time."""
+    """Return the number of blocks in one iteration of attention over a cache of `blocks`."""
     return min(MAX_TURN_BLOCKS, blocks) if platform == "gpu" else 1
 
 
 def cache_positions(context: int) -> int:
-    """Return the positions of a KV cache for `context` tokens: a whole number of blocks, two at least.
+    """Return the positions of a KV cache for `context` tokens: whole blocks, two at least.
 
     ops/layout, one block: a cache of one block would be copied.
     """
@@ -49,10 +49,10 @@ def cache_positions(context: int) -> int:
 
 
 def stored_size(size: int, platform: str) -> int:
-    """Return the numbers that a KV cache stores for a key or a value of `size`: on a TPU whole rows of a tile.
+    """Return the stored size of a key or value, on TPUs whole tile rows.
 
-    With another last dimension XLA:TPU lays the cache out with positions last, to waste no ends of rows. It then copies
-    all of it to another layout for the scatter of new positions, and back: the cache is moved four times a step.
+    With another last dimension XLA:TPU lays the cache out with positions last, to avoid padding. It then copies the
+    cache to another layout for the scatter of new positions, and back: four moves of the cache per step.
     """
     return -(-size // TPU_COLUMNS) * TPU_COLUMNS if platform == "tpu" else size
 
@@ -70,10 +70,10 @@ class StateArray:
         sizes: name (as in `models.state.shapes`) and size of each dimension after the lanes; None for the positions of
             a KV cache.
         dtype: None for the dtype of caches.
-        sharded: name of the dimension that is sharded over the devices along `model` (tensor parallel); None where
-            every device has the whole array.
+        sharded: name of the dimension sharded over the devices along `model` (tensor parallel); None for a replicated
+            array.
         segments: of that dimension, as in a `ShardedDim`.
-        unused: number of zeros that each row of the last dimension ends in (`stored_size`).
+        unused: number of zeros at the end of each row of the last dimension (`stored_size`).
         role: its role.
     """
 
@@ -86,36 +86,36 @@ class StateArray:
 
     @property
     def sharded_dim(self) -> ShardedDim | None:
-        """Shard spec of the array, lanes first; None where it is not sharded."""
+        """Shard spec of the array, lanes first; None for a replicated array."""
         if self.sharded is None:
             return None
         return ShardedDim(1 + [name for name, _ in self.sizes].index(self.sharded), MODEL, self.segments)
 
     @property
     def grows(self) -> bool:
-        """Whether its size grows with every token: a KV cache."""
+        """True if the size grows with every token, as for a KV cache."""
         return any(size is None for _, size in self.sizes)
 
     def of(self, lanes: int, context: int, dtype: DTypeLike) -> jax.ShapeDtypeStruct:
-        """Return the type of the array of `lanes` sequences of at most `context` tokens."""
+        """Return the array's type for `lanes` sequences of at most `context` tokens."""
         shape = (cache_positions(context) if size is None else size for _, size in self.sizes)
         return jax.ShapeDtypeStruct((lanes, *shape), jnp.dtype(dtype if self.dtype is None else self.dtype))
 
     def zeros(self, lanes: int, context: int, dtype: DTypeLike) -> Array:
-        """Allocate the array itself."""
-        made = self.of(lanes, context, dtype)
-        return jnp.zeros(made.shape, made.dtype)
+        """Allocate the array."""
+        array = self.of(lanes, context, dtype)
+        return jnp.zeros(array.shape, array.dtype)
 
     def bytes(self, dtype: DTypeLike) -> int:
-        """Return the bytes of one sequence, or of one token where it grows."""
+        """Return the bytes of one sequence, or of one token of a growing array."""
         return math.prod(size for _, size in self.sizes if size is not None) * self._item(dtype)
 
     def unused_bytes(self, dtype: DTypeLike) -> int:
-        """Return the bytes of these that are zeros of `unused`."""
+        """Return the bytes of the zeros of `unused`."""
         return self.bytes(dtype) * self.unused // (self.sizes[-1][1] or 1)
 
     def formula(self, dtype: DTypeLike) -> str:
-        """Return e.g. `key*value*4 B = 128*64*4 B = 32,768 B`, without the positions of a KV cache."""
+        """Return e.g. `key*value*4 B = 128*64*4 B = 32,768 B`."""
         fixed = [(name, str(size)) for name, size in self.sizes if size is not None]
         names, sizes = ("*".join([*parts, f"{self._item(dtype)} B"]) for parts in zip(*fixed, strict=True))
         return f"{names} = {sizes} = {self.bytes(dtype):,} B" + (" per token" if self.grows else "")
@@ -131,23 +131,21 @@ def state_array(
     role: Role = "recurrent",
     **sizes: int | None | tuple[Segment, ...],
 ) -> Any:
-    """Return a `StateArray`, typed `Any` because it takes the place of the array in a state.
+    """Return a `StateArray`, typed `Any` as it replaces the array in a state.
 
     Args:
         dtype: None for the dtype of caches.
         unused: zeros at the end of its last dimension.
         role: its role; an array with positions is a `cache`.
-        sizes: of its dimensions; the sharded one is given as its segments.
+        sizes: of its dimensions; for a sharded dimension its segments.
     """
     role = "cache" if None in sizes.values() else role
-    sharded = {name: segments for name, segments in sizes.items() if isinstance(segments, tuple)}
-    plain = tuple(
-        (name, sum(segment.size for segment in size) if isinstance(size, tuple) else size)
-        for name, size in sizes.items()
-    )
-    for name, segments in sharded.items():
-        return StateArray(plain, dtype, name, segments, unused, role)
-    return StateArray(plain, dtype, unused=unused, role=role)
+    plain, sharded, segments = [], None, ()
+    for name, size in sizes.items():
+        if isinstance(size, tuple):
+            sharded, segments = name, size
+        plain.append((name, sum(segment.size for segment in size) if isinstance(size, tuple) else size))
+    return StateArray(tuple(plain), dtype, sharded, segments, unused, role)
 
 
 class ConvRecurrentState(NamedTuple):
@@ -172,11 +170,10 @@ def conv_recurrent(kernel: int, channels: tuple[Segment, ...], heads: int, key: 
 
 
 class Stateful(nnx.Module):
-    """A layer that describes its state, from which zero states and sizes follow.
+    """A layer with a description of its state, the source of zero states and sizes.
 
     Attributes:
-        summed_over: mesh axes over which the outputs of the sharded layer are partial sums, to be all-reduced; none
-            where every device computes the same.
+        summed_over: mesh axes of the all-reduce of the sharded layer's outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
             before it reads them.
     """
@@ -185,19 +182,19 @@ class Stateful(nnx.Module):
     cache_lag: int = 0
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads by kind of mixer ("attention", "recurrent"), and of routed experts ("expert")."""
+        """Return the number of heads ("attention", "recurrent") and of routed experts ("expert")."""
         return {}
 
     def state_arrays(self) -> Any:
-        """Return the layer's state with a `StateArray` in place of each array; None for a layer without state."""
+        """Return the layer's state with a `StateArray` for each array, or None."""
         raise NotImplementedError
 
-    def commit(self, kept: Any, info: LaneInfo, state: Any) -> Any:
-        """Return the state after a step that was run with `info.verifying`; every layer with state defines it.
+    def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
+        """Return the state after the accepted tokens of a verifying step.
 
         Args:
-            kept: the layer's token inputs, returned by the step instead of a new state.
-            info: of the step, its lengths now the accepted tokens.
+            pending: the layer's result of the step in place of a new state.
+            info: of the step, with the accepted tokens as lengths.
             state: before the step.
 
         Raises:
@@ -205,13 +202,13 @@ class Stateful(nnx.Module):
         """
         if self.without_commit():
             raise NotImplementedError(
-                f"{type(self).__name__} has state and no commit(kept, info, state), which returns the state of the "
+                f"{type(self).__name__} has state and no commit(pending, info, state), which returns the state of the "
                 "accepted tokens; define it (docs/adding-a-family.md), or do not speculate"
             )
         return state
 
     def without_commit(self) -> list["Stateful"]:
-        """Return the layers with state that do not define `commit`: this one, or layers inside it."""
+        """Return the layers with state and without `commit`: this layer, or layers inside it."""
         has_state = bool(jax.tree.leaves(self.state_arrays()))
         return [self] if has_state and type(self).commit is Stateful.commit else []
 
@@ -230,9 +227,9 @@ class StateSize(NamedTuple):
     """Size of the state of one sequence.
 
     Attributes:
-        fixed: bytes that do not depend on its length.
+        fixed: bytes independent of its length.
         token: bytes for each of its tokens.
-        unused: bytes of these that hold zeros and are read for nothing (`stored_size`).
+        unused: bytes of padding in them (`stored_size`).
         lines: the formula of every array, by kind of layer.
     """
 
@@ -242,7 +239,7 @@ class StateSize(NamedTuple):
     lines: tuple[str, ...]
 
     def of(self, context: int) -> int:
-        """Return the bytes with KV caches for `context` tokens, which have a whole number of blocks."""
+        """Return the bytes with KV caches for `context` tokens, in whole blocks."""
         return self.fixed + self.token * cache_positions(context)
 
 
@@ -269,12 +266,11 @@ def _fields(arrays: Any) -> list[tuple[str, StateArray]]:
 def name_dims(x: Array, *names: str | None) -> Array:
     """Return `x` with named dimensions; nothing is computed.
 
-    The proof of a step checks that every dimension of a layer's state is written with the right data, even where sizes
-    agree. For the additions of a recurrence that follows from the program; arrays that a KV cache or a convolution only
-    stores have to be named.
+    The proof of a step checks the dimensions of every write to a layer's state, even with equal sizes. For the
+    additions of a recurrence they follow from the program; values stored by a KV cache or a convolution need names.
 
     Args:
         x: the array.
-        names: one for each dimension, those of the `StateArray`; None where no name is needed.
+        names: of its dimensions, as in the `StateArray`; None for no name.
     """
     return checkpoint_name(x, "dims:" + ",".join(name or "" for name in names))

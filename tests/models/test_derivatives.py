@@ -61,9 +61,9 @@ def program(config: Any, lengths: tuple[int, ...]) -> tuple[Callable[..., Any], 
 
     @jax.checkpoint
     def run(x: jax.Array, state: Any, params: Any) -> Any:
-        given = info(jnp.asarray(counts), jnp.asarray(positions), TOKENS, 1)
-        out, after = nnx.merge(graph, params)(x, given, state)
-        return jnp.where(given.valid[:, :, None], out, 0.0), after
+        inputs = info(jnp.asarray(counts), jnp.asarray(positions), TOKENS, 1)
+        out, updated = nnx.merge(graph, params)(x, inputs, state)
+        return jnp.where(inputs.valid[:, :, None], out, 0.0), updated
 
     leaves, tree = jax.tree.flatten((x, state, params))
     flat = [np.asarray(leaf) for leaf in leaves]
@@ -87,9 +87,11 @@ def test_every_derivative_is_the_difference(name: str) -> None:
     runs = []
     for i, move in enumerate(moves):
         runs += [[*exact[:i], exact[i] + size * move, *exact[i + 1 :]] for size in (STEP, -STEP)]
-    found = in_float64(run, args, runs)
-    weights = [rng.normal(size=one.shape[1:]) for one in found]
-    slopes = np.sum([(one * w).reshape((len(runs), -1)).sum(1) for one, w in zip(found, weights, strict=True)], axis=0)
+    result = in_float64(run, args, runs)
+    weights = [rng.normal(size=array.shape[1:]) for array in result]
+    slopes = np.sum(
+        [(item * w).reshape((len(runs), -1)).sum(1) for item, w in zip(result, weights, strict=True)], axis=0
+    )
     slopes = (slopes[::2] - slopes[1::2]) / (2 * STEP)
 
     def gradient(*args: jax.Array) -> Any:
@@ -97,20 +99,20 @@ def test_every_derivative_is_the_difference(name: str) -> None:
         return back(tuple(jnp.asarray(weight, x.dtype) for weight, x in zip(weights, results, strict=True)))
 
     by_reverse = in_float64(gradient, args, [exact])
-    reverse = np.array([np.vdot(one[0], move) for one, move in zip(by_reverse, moves, strict=True)])
+    reverse = np.array([np.vdot(item[0], move) for item, move in zip(by_reverse, moves, strict=True)])
     # The correction of a router decides which experts are chosen, and nothing else.
     assert np.sum(np.abs(slopes) < 1e-6) == ("sigmoid-routed" in name), "every array counts"
     np.testing.assert_allclose(reverse, slopes, rtol=1e-5, atol=1e-6)
 
-    def forward(*both: jax.Array) -> Any:
-        half = len(both) // 2
-        return jax.jvp(run, both[:half], both[half:])[1]
+    def forward(*pair: jax.Array) -> Any:
+        half = len(pair) // 2
+        return jax.jvp(run, pair[:half], pair[half:])[1]
 
-    def linear(*both: jax.Array) -> Any:
-        half = len(both) // 2
-        return jax.linearize(run, *both[:half])[1](*both[half:])
+    def linear(*pair: jax.Array) -> Any:
+        half = len(pair) // 2
+        return jax.linearize(run, *pair[:half])[1](*pair[half:])
 
     for mode in (forward, linear):
         tangents = in_float64(mode, args * 2, [exact + moves])
-        slope = sum(np.vdot(one[0], weight) for one, weight in zip(tangents, weights, strict=True))
+        slope = sum(np.vdot(item[0], weight) for item, weight in zip(tangents, weights, strict=True))
         np.testing.assert_allclose(slope, slopes.sum(), rtol=1e-5)

@@ -51,9 +51,9 @@ def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
 
 def with_weights(build: Callable[[], M], weights: dict[str, np.ndarray]) -> M:
     """The module with parameters by the names of the checkpoint, every one of them."""
-    left = {name.removesuffix(".weight"): array for name, array in weights.items()}
-    module = filled(build, lambda name, shape: left.pop(name.removesuffix(".weight")))
-    assert not left
+    remainder = {name.removesuffix(".weight"): array for name, array in weights.items()}
+    module = filled(build, lambda name, shape: remainder.pop(name.removesuffix(".weight")))
+    assert not remainder
     return module
 
 
@@ -162,9 +162,9 @@ def test_delta_net(name: str, size: int):
     module, weights, fields = delta_net(DELTA_NETS[name])
     inputs = random_inputs(size)
     outputs, state = run_lanes(module, inputs, size)
-    for lane, (x, found) in enumerate(zip(inputs, outputs, strict=True)):
+    for lane, (x, result) in enumerate(zip(inputs, outputs, strict=True)):
         expected = gated_delta_net(x.astype(np.float64), weights, fields)
-        np.testing.assert_allclose(found, expected.hidden, rtol=0, atol=DELTA_NET_TOLERANCE)
+        np.testing.assert_allclose(result, expected.hidden, rtol=0, atol=DELTA_NET_TOLERANCE)
         np.testing.assert_allclose(state.recurrent[lane], expected.recurrent, rtol=0, atol=1e-5)
         np.testing.assert_allclose(state.conv[lane], expected.conv, rtol=0, atol=1e-5)
 
@@ -175,6 +175,6 @@ def test_attention(name: str, size: int):
     module, weights, fields = attention(ATTENTIONS[name])
     inputs = random_inputs(size)
     outputs, _ = run_lanes(module, inputs, size)
-    for x, found in zip(inputs, outputs, strict=True):
+    for x, result in zip(inputs, outputs, strict=True):
         expected = gated_attention(x.astype(np.float64), weights, fields)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=ATTENTION_TOLERANCE)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=ATTENTION_TOLERANCE)

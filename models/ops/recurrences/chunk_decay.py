@@ -1,7 +1,7 @@
-"""Decay between the tokens of a chunk, in the two forms of the delta rule: per head, or per channel of the key.
+"""Decay between the tokens of a chunk, per head or per channel of the key.
 
-Decays are logarithms g <= 0, finite, and every exponential here is one of a sum of them, hence at most 1: nothing
-overflows, however strong a decay is, and what has decayed away is zero.
+Decays are finite logarithms g <= 0, and every exponential is of a sum of decays, hence at most 1: strong decays
+underflow to zero, and nothing overflows.
 """
 
 from typing import NamedTuple
@@ -20,16 +20,15 @@ ChannelDecay = Float32[Array, "*batch token key"]
 
 
 class DecayedChunk(NamedTuple):
-    """Decayed products of the tokens of a chunk, with G_ij the decay from token j to token i of the chunk.
+    """Decayed products of a chunk; G_ij: decay from token j to token i.
 
     Attributes:
         scores: `q_i . (G_ij k_j)` for i >= j, zero elsewhere.
         system: `k_i . (G_ij k_j)` for i > j, zero elsewhere.
-        reads: keys, and behind them queries, that read the state before the chunk.
-        since: factor on what a token's key and query read: the decay since the beginning of the chunk, or one where
-            `reads` include it.
+        reads: keys, then queries, for reads of the state before the chunk.
+        since: factor on the reads of a token: the decay since the beginning of the chunk, or 1 if `reads` include it.
         k_out: keys times the decay until the end of the chunk.
-        end: decay over the whole chunk, per channel of the key or one for all.
+        end: decay over the chunk, per channel of the key or one for all.
     """
 
     scores: Float32[Array, "*batch token token"]
@@ -46,7 +45,7 @@ def _triangle(size: int, diagonal: int, rank: int) -> Array:
 
 
 def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch token token"]]:
-    """Return the log-decay since the beginning of the chunk, and the decay from token j to token i >= j, else zero."""
+    """Return the log-decay since the chunk's start, and the decay between tokens."""
     # ops/layout, fusion: the last additions would be repeated for each pair of tokens.
     total = materialize(jnp.cumsum(g, axis=-1))
     lower = _triangle(g.shape[-1], 0, g.ndim + 1)
@@ -54,15 +53,15 @@ def decays_between(g: HeadDecay) -> tuple[HeadDecay, Float32[Array, "*batch toke
 
 
 def head_decay(q: KeyRows, k: KeyRows, g: HeadDecay) -> DecayedChunk:
-    """Return the products of a chunk with one decay per head and token, which is applied to the finished products."""
-    total, left = decays_between(g)
+    """Return the products of a chunk with one decay per head and token, applied last."""
+    total, decay = decays_between(g)
     strict = _triangle(g.shape[-1], -1, g.ndim + 1)
     reads = jnp.concatenate([k, q], axis=-2)
     of_k, of_q = jnp.split(full_einsum("...ik,...jk->...ij", reads, k), 2, axis=-2)
     end = total[..., -1:]
     return DecayedChunk(
-        scores=of_q * left,
-        system=jnp.where(strict, of_k * left, 0.0),
+        scores=of_q * decay,
+        system=jnp.where(strict, of_k * decay, 0.0),
         reads=reads,
         since=jnp.exp(total)[..., None],
         k_out=k * jnp.exp(end - total)[..., None],
@@ -71,18 +70,17 @@ def head_decay(q: KeyRows, k: KeyRows, g: HeadDecay) -> DecayedChunk:
 
 
 def power_of_two(tokens: int) -> int:
-    """Return the least power of two that is at least `tokens`: a chunk that can be halved down to single tokens."""
+    """Return the least power of two >= `tokens`."""
     return 1 << (tokens - 1).bit_length()
 
 
 def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
     """Return the products of a chunk with one decay per channel and token (KDA, arXiv:2510.26692).
 
-    Such a decay cannot be taken out of the products. The chunk, a power of two, is built from single tokens by
-    doubling. Between two adjacent halves a key of the first half decays to the boundary, and the rows of the second
-    half decay from the boundary: a matrix product. Sums of log-decays run between a row and the boundary only, never
-        from the
-    beginning of the chunk: differences of such long sums would lose a weak decay behind a strong one.
+    Such a decay does not factor out of the products. The chunk, a power of two, is built from single tokens by
+    doubling: between two adjacent halves, keys of the first decay to the boundary and rows of the second decay from it,
+    a matrix product. Sums of log-decays run only between a row and the boundary, as differences of sums from the
+    beginning of the chunk would lose a weak decay behind a strong one.
     """
 
     def halves(x: Array) -> tuple[Array, Array]:
@@ -95,12 +93,12 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
         return x.reshape((*x.shape[:-3], x.shape[-3] // 2, 2 * x.shape[-2], x.shape[-1]))
 
     def filled(x: Array, across: Array) -> Array:
-        """Build lower triangular blocks of twice the size from their diagonal blocks and the blocks below."""
+        """Join diagonal blocks and the blocks below to blocks of twice the size."""
         first, second = halves(x)
         above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
         return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)
 
-    whole_q, whole_k = q, k
+    chunk_q, chunk_k = q, k
     # ops/layout, fusion: sums would be rounded together with the product behind a log-decay in some programs only.
     g = materialize(g)
     q, k, since = (x[..., None, :] for x in (q, k, g))
@@ -108,23 +106,23 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
     scores = jnp.sum(q * k, axis=-1, keepdims=True)
     system = jnp.zeros_like(scores)
     while since.shape[-3] > 1:
-        before, after = halves(since)
-        left, later = halves(until)
-        decay = jnp.exp(after)
+        since_1, since_2 = halves(since)
+        until_1, until_2 = halves(until)
+        decay = jnp.exp(since_2)
         rows = jnp.concatenate([halves(q)[1] * decay, halves(k)[1] * decay], axis=-2)
-        across = full_einsum("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(left))
+        across = full_einsum("...ik,...jk->...ij", rows, halves(k)[0] * jnp.exp(until_1))
         of_q, of_k = jnp.split(across, 2, axis=-2)
         scores, system = filled(scores, of_q), filled(system, of_k)
-        since = jnp.concatenate([before, before[..., -1:, :] + after], axis=-2)
-        until = jnp.concatenate([left + after[..., -1:, :], later], axis=-2)
+        since = jnp.concatenate([since_1, since_1[..., -1:, :] + since_2], axis=-2)
+        until = jnp.concatenate([until_1 + since_2[..., -1:, :], until_2], axis=-2)
         q, k = doubled(q), doubled(k)
     since, until = since[..., 0, :, :], until[..., 0, :, :]
     decay = jnp.exp(since)
     return DecayedChunk(
         scores=scores[..., 0, :, :],
         system=system[..., 0, :, :],
-        reads=jnp.concatenate([whole_k * decay, whole_q * decay], axis=-2),
+        reads=jnp.concatenate([chunk_k * decay, chunk_q * decay], axis=-2),
         since=jnp.ones_like(decay[..., :1]),
-        k_out=whole_k * jnp.exp(until),
+        k_out=chunk_k * jnp.exp(until),
         end=decay[..., -1, :],
     )

@@ -1,7 +1,7 @@
-"""A kernel for the sequential part of the chunked forms: the state is read once and written once for all chunks.
+"""GPU kernel: the sequential part of the chunked forms.
 
 `chunked_scan.scan_chunks` defines it. One program instance carries some rows of the state of one lane and value head
-through the chunks, in registers. The products of tokens of one chunk are computed before, for all chunks at once.
+through the chunks, in registers. The products of tokens inside a chunk are computed earlier, for all chunks at once.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutput
 MAX_ROWS = 16
 """Rows of the state of one program instance."""
 MAX_PART = 32
-"""Channels of the key that are multiplied at once: each warp holds all of one operand."""
+"""Channels of the key in one product: each warp holds all of one operand."""
 MAX_KEY = 256
 """Channels of the key; with more, an instance's rows do not fit into registers."""
 MAX_CHUNKS = 32
@@ -28,21 +28,20 @@ MAX_CHUNKS = 32
 
 
 class ScanOperands(NamedTuple):
-    """Tokens in chunks; heads of keys are those of values, or each is of as many value heads next to each other.
+    """Tokens in chunks; a key head serves one value head or several adjacent ones.
 
-    Keys and queries are those of tokens, `[lane, chunk, place, key_head, key]`, what padding tokens hold is not used;
-    or, where there are `keys`, decayed by channel, `[chunk, lane, key_head, place, key]`.
+    Keys and queries are `[lane, chunk, place, key_head, key]`, and padding tokens are not read; with `keys` they are
+    decayed by channel, `[chunk, lane, key_head, place, key]`.
 
     Attributes:
-        queries, reads: that read the state before their chunk; what the keys read is taken off the values, where there
-            is `corrected`.
-        keys: that write, each decayed to the end of the chunk; None for `reads`.
-        decay: over the whole chunk, per channel of the key or one for all.
-        values: that are written; those of padding tokens are not used.
-        corrected: matrix from the values, less what was read, to what is written; None in SSD.
+        queries, reads: queries and keys for reads of the state before their chunk.
+        keys: keys for writes, decayed to the end of the chunk; None: `reads`.
+        decay: over the chunk, per channel of the key or one for all.
+        values: of the tokens; padding tokens are not read.
+        corrected: matrix from (values - read) to written values; None in SSD.
         scores: of each token's query with each token's value.
-        since: factor of a token on what it reads; None for one.
-        until: factor of a token on what it writes; None for one.
+        since: factor of a token on its reads; None: 1.
+        until: factor of a token on its writes; None: 1.
     """
 
     queries: Any
@@ -57,7 +56,7 @@ class ScanOperands(NamedTuple):
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
-    """Say why the kernel does not take these operands, in chunks of so many tokens; None if it does."""
+    """Return the reason to reject the operands in chunks of this size, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
         return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"
@@ -72,25 +71,25 @@ def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
 KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
 
 
-def chunk_scan_kernel(fresh: Any, lengths: Any, *refs: Any, given: tuple[str, ...], by_channel: bool) -> None:
+def chunk_scan_kernel(fresh: Any, lengths: Any, *refs: Any, fields: tuple[str, ...], by_channel: bool) -> None:
     """Carry some rows of the state of one lane and head through all chunks.
 
     Args:
         fresh, lengths: int32[lane], in full.
-        refs: the operands of `given`, each [chunk, place, ..] of the lane and head, `decay` [chunk, key] or in full;
-            the state [value, key]; the outputs [chunk, place, value]; the new state, if it is wanted.
-        given: fields of `ScanOperands` that there are.
-        by_channel: whether the decay is one for each channel of the key.
+        refs: the operands of `fields`, each [chunk, place, ..] of the lane and head, `decay` [chunk, key] or in full;
+            the state [value, key]; the outputs [chunk, place, value]; the new state, if needed.
+        fields: present fields of `ScanOperands`.
+        by_channel: one decay for each channel of the key.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    x = dict(zip(given, refs, strict=False))
-    state, out, *new = refs[len(given) :]
+    x = dict(zip(fields, refs, strict=False))
+    state, out, *new = refs[len(fields) :]
     lane, head = pl.program_id(0), pl.program_id(1)
     places, parts = out.shape[1], _parts(state.shape[1])
-    before = tuple(state[:, part] for part in parts)
+    initial = tuple(state[:, part] for part in parts)
 
-    def chunk(index: Any, now: Any) -> Any:
+    def chunk(index: Any, carry: Any) -> Any:
         real = (index * places + lax.broadcasted_iota(jnp.int32, (places,), 0) < lengths[lane])[:, None]
 
         def rows(name: str, part: Any) -> Any:
@@ -100,32 +99,32 @@ def chunk_scan_kernel(fresh: Any, lengths: Any, *refs: Any, given: tuple[str, ..
             return x[name][index, :, 0][:, None] if name in x else 1.0
 
         def read(name: str) -> Any:
-            found = [kernel_product(rows(name, part), of_part, 1) for part, of_part in zip(parts, now, strict=True)]
-            return factor("since") * sum(found[1:], found[0])
+            products = [kernel_product(rows(name, part), block, 1) for part, block in zip(parts, carry, strict=True)]
+            return factor("since") * sum(products[1:], products[0])
 
         values = rows("values", slice(None))
         if "corrected" in x:
             values = kernel_product(x["corrected"][index, :, :], values - read("reads"), 0)
         scores = kernel_product(x["scores"][index, :, :], values, 0)
         out[index, :, :] = jnp.where(real, read("queries") + scores, 0.0)
-        written, after = (factor("until") * values).T, []
-        for part, of_part in zip(parts, now, strict=True):
+        written, blocks = (factor("until") * values).T, []
+        for part, block in zip(parts, carry, strict=True):
             decay = x["decay"][index, part][None] if by_channel else x["decay"][index, lane, head, 0]
             keys = rows("keys" if "keys" in x else "reads", part)
-            after.append(decay * of_part + kernel_product(written, keys, 0))
-        return tuple(after)
+            blocks.append(decay * block + kernel_product(written, keys, 0))
+        return tuple(blocks)
 
-    start = tuple(jnp.where(fresh[lane] > 0, 0.0, one) for one in before)
-    after = lax.fori_loop(0, out.shape[0], chunk, start)
-    ends = [jnp.where(lengths[lane] > 0, one, old) for one, old in zip(after, before, strict=True)]
-    # after the last read of what they overwrite
+    start = tuple(jnp.where(fresh[lane] > 0, 0.0, block) for block in initial)
+    final = lax.fori_loop(0, out.shape[0], chunk, start)
+    ends = [jnp.where(lengths[lane] > 0, block, old) for block, old in zip(final, initial, strict=True)]
+    # Writes follow the last read.
     for part, end in zip(parts, ends, strict=True):
         if new:
             new[0][:, part] = end
 
 
 def _parts(keys: int) -> list[Any]:
-    """Return the parts of the key that are multiplied one after the other."""
+    """Cut the key into parts for separate products."""
     from jax.experimental import pallas as pl
 
     size = min(MAX_PART, keys)
@@ -139,8 +138,8 @@ def chunk_scan(
 
     Args:
         inputs: of the recurrence.
-        operands: its tokens in chunks; those of padding tokens change no state.
-        keep_state: the state before the first token is needed afterwards, and no new one.
+        operands: its tokens in chunks; padding tokens change no state.
+        keep_state: write no new state.
         interpret: run by Pallas' interpreter, on any platform.
 
     Returns:
@@ -153,7 +152,7 @@ def chunk_scan(
     rows, decayed = min(MAX_ROWS, values), operands.keys is not None
     shared = heads // operands.reads.shape[2 if decayed else 3]
     by_channel = operands.decay.shape[-1] > 1
-    whole = pl.BlockSpec(memory_space=pl.ANY)
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
 
     def of_tokens(size: int, by: int = 1, tiled: bool = False) -> Any:
         def index(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
@@ -171,35 +170,34 @@ def chunk_scan(
         "queries": key,
         "reads": key,
         "keys": key,
-        "decay": channels if by_channel else whole,
+        "decay": channels if by_channel else unblocked,
         "values": value,
         "corrected": of_value_head(places),
         "scores": of_value_head(places),
         "since": of_value_head(1),
         "until": of_value_head(1),
     }
-    given = {name: array for name, array in operands._asdict().items() if array is not None}
+    arrays = {name: array for name, array in operands._asdict().items() if array is not None}
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
     matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
-    result = result_like((lanes, count, places, heads, values), jnp.float32, inputs.state)
+    shapes = (lanes, count, places, heads, values), inputs.state.shape
     out, *state = gpu_call(
-        partial(chunk_scan_kernel, given=tuple(given), by_channel=by_channel),
-        grid=(lanes, heads, values // rows),
-        in_specs=[whole, whole, *(specs[name] for name in given), matrix],
-        out_specs=[value] if keep_state else [value, matrix],
-        out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
-        aliases={} if keep_state else {len(given) + 2: 1},
-        warps=4,
-        stages=1,
+        partial(chunk_scan_kernel, fields=tuple(arrays), by_channel=by_channel),
+        pl.GridSpec(
+            grid=(lanes, heads, values // rows),
+            in_specs=[unblocked, unblocked, *(specs[name] for name in arrays), matrix],
+            out_specs=[value, matrix][: 2 - keep_state],
+        ),
+        [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
+        aliases={} if keep_state else {len(arrays) + 2: 1},
         interpret=interpret,
-        name=KERNEL.name,
-    )(inputs.fresh.astype(jnp.int32), inputs.lengths, *given.values(), inputs.state)
+    )(inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)
     out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]
     return RecurrenceOutputs(out, None if keep_state else state[0])
 
 
 def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head size"]:
-    """Cut the tokens of `[lane, token, head, size]` into chunks, the last one filled up."""
+    """Cut the tokens of `[lane, token, head, size]` into chunks; pad the last chunk."""
     lanes, tokens = x.shape[:2]
     x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), (0, 0), (0, 0)])
     return x.reshape((lanes, -1, chunk, *x.shape[2:]))
@@ -211,19 +209,19 @@ def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> N
     Args:
         lengths: int32[lane], in full.
         queries, keys: [place, key].
-        out: [place, place] of queries and, if it is wanted, of keys.
+        out: [place, place] of queries and, if needed, of keys.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
     first = pl.program_id(2) * places
     real = (first + lax.broadcasted_iota(jnp.int32, (places,), 0) < lengths[pl.program_id(0)])[:, None]
-    for ref, found in zip((queries, keys), out, strict=False):
+    for ref, result in zip((queries, keys), out, strict=False):
         products = []
         for part in _parts(keys.shape[1]):
-            one, other = (jnp.where(real, rows[:, part], 0.0) for rows in (ref, keys))
-            products.append(kernel_product(one, other, 1))
-        found[...] = sum(products[1:], products[0])
+            left, right = (jnp.where(real, rows[:, part], 0.0) for rows in (ref, keys))
+            products.append(kernel_product(left, right, 1))
+        result[...] = sum(products[1:], products[0])
 
 
 def chunk_products(
@@ -234,12 +232,12 @@ def chunk_products(
     both: bool,
     interpret: bool,
 ) -> list[Float32[Array, "chunk lane key_head place place"]]:
-    """Return the products of each chunk's queries with its keys, and of its keys with them; zero for padding tokens.
+    """Multiply each chunk's queries, and its keys, with its keys; zero for padding tokens.
 
     Args:
         inputs: of the recurrence.
         queries, keys: its tokens in chunks.
-        both: whether the products of keys are wanted.
+        both: also multiply keys.
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
@@ -253,15 +251,14 @@ def chunk_products(
         lambda lane, head, chunk: (chunk, lane, head, 0, 0),
     )
     result = result_like((count, lanes, heads, places, places), jnp.float32, inputs.state)
-    found = gpu_call(
+    products = gpu_call(
         chunk_products_kernel,
-        grid=(lanes, heads, count),
-        in_specs=[pl.BlockSpec(memory_space=pl.ANY), tokens, tokens],
-        out_specs=[square] * (1 + both),
-        out_shape=[result] * (1 + both),
-        warps=4,
-        stages=1,
+        pl.GridSpec(
+            grid=(lanes, heads, count),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY), tokens, tokens],
+            out_specs=[square] * (1 + both),
+        ),
+        [result] * (1 + both),
         interpret=interpret,
-        name="chunk_products_kernel",
     )(inputs.lengths, queries, keys)
-    return list(found)
+    return list(products)

@@ -1,8 +1,7 @@
-"""Chunked scan: the part that the chunked forms of all linear recurrences share.
+"""Chunked scan: the common part of the chunked forms of all linear recurrences.
 
-Tokens are split into chunks and one scan carries the state S [value, key] through them. Before a chunk some rows of it
-are read; from the read a recurrence computes the values that the chunk writes and its outputs; then S becomes
-`decay S + values^T keys`. The contract of `recurrence` is kept here.
+One scan carries the state S [value, key] through the chunks. A chunk reads rows of S, computes its written values and
+outputs from the read, and updates S to `decay S + values^T keys`. The contract of `recurrence` holds here.
 """
 
 from collections.abc import Callable
@@ -26,12 +25,11 @@ class ChunkOperands(NamedTuple):
     """Operands of the scan, one entry of the leading axis for each chunk.
 
     Attributes:
-        reads: rows that read the state before their chunk; as many heads as the state has, or a divisor of that, each
-            for as many value heads next to each other.
+        reads: rows for reads of the state before their chunk; a head serves one or several adjacent value heads.
         keys: keys of the chunk's tokens, each decayed to the end of the chunk; heads as for `reads`.
-        decay: decay over the whole chunk, per channel of the key or one for all.
-        values: of the chunk's tokens, as `write` takes them.
-        rest: arrays that the recurrence's own function needs.
+        decay: over the chunk, per channel of the key or one for all.
+        values: of the chunk's tokens, an operand of `write`.
+        rest: further operands of `write`.
     """
 
     reads: Float32[Array, "chunk lane head row key"]
@@ -42,7 +40,7 @@ class ChunkOperands(NamedTuple):
 
 
 def split(x: Array, valid: TokenMask, chunk: int) -> Array:
-    """`[lane, token, ..]` -> `[chunk, lane, token of the chunk, ..]`: padding is zero, and fills up the last chunk."""
+    """Reshape `[lane, token, ..]` to `[chunk, lane, token of the chunk, ..]`, padded with zeros."""
     lanes, tokens = valid.shape
     count = -(-tokens // chunk)
     x = jnp.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
@@ -61,8 +59,8 @@ def scan_chunks(
     Args:
         inputs: of the recurrence: its state, and the masks of tokens and fresh lanes.
         chunks: its tokens in chunks.
-        write: `(read, values, rest)` of one chunk -> the values that are written with its keys, and its tokens'
-            outputs. The values have to be computed from `read` (ops/layout: in place).
+        write: `(read, values, rest)` of one chunk -> (written values, outputs). The values must be computed from
+            `read` (ops/layout: in place).
         keep_state: as for `delta_rule`.
     """
     state, valid = inputs.state, inputs.valid
@@ -86,10 +84,10 @@ def scan_chunks(
     scan = _scan_over_values if inputs.devices.platform == "gpu" else lax.scan
     operands = (chunks, begins)
     if keep_state and count > 1:
-        # A loop would copy the state that is kept (ops/layout: in place): the first chunk, before it, makes a new one.
-        state, before = advance(state, jax.tree.map(lambda x: x[0], operands))
-        updated, behind = scan(advance, state, jax.tree.map(lambda x: x[1:], operands))
-        out = jnp.concatenate([before[None], behind])
+        # A loop would copy the old state (ops/layout: in place): the first chunk, outside it, makes a new one.
+        state, first_out = advance(state, jax.tree.map(lambda x: x[0], operands))
+        updated, out = scan(advance, state, jax.tree.map(lambda x: x[1:], operands))
+        out = jnp.concatenate([first_out[None], out])
     else:
         updated, out = scan(advance, state, operands)
     out = jnp.moveaxis(jnp.moveaxis(out, 3, 2), 0, 1).reshape((lanes, -1, heads, out.shape[-1]))[:, : valid.shape[1]]
@@ -103,8 +101,8 @@ def _scan_over_values(
 ) -> tuple[Array, Array]:
     """Scan, with the outputs of a chunk in the memory of its values.
 
-    XLA starts the outputs of a scan as zeros, and XLA:GPU writes those of all layers at once when a step begins, and
-    keeps them: 2.4 GB for 8 prompts of 256 tokens of Granite-4.0-H-Small.
+    XLA starts the outputs of a scan as zeros; XLA:GPU writes the zeros of all layers when a step begins, and keeps
+    them: 2.4 GB for 8 prompts of 256 tokens of Granite-4.0-H-Small.
     """
     chunks, begins = operands
 

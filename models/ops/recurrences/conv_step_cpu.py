@@ -1,10 +1,9 @@
-"""Kernels for CPUs for a short convolution with its activation: the window is updated in place.
+"""CPU kernels: short convolution with activation; the window is updated in place.
 
-`models.layers.short_conv` defines them. They are C++, which no proof reads: a contract declares each call by its
-target, and a step writes to its pool of windows.
+`models.layers.short_conv` defines them. A proof does not read C++: a contract declares each call by its target.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,27 +18,45 @@ from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
 
 MIN_TAPS, MAX_TAPS = 2, 8
-"""Taps of the convolution: each number of them has its code."""
+"""Taps of the convolution; the code is unrolled for each number."""
 STEP = "hybridlm_conv_step"
-"""Target of a call that takes lengths, fresh, inputs, taps, bias (of no channel for none) and windows, and returns the
-output and the new windows, which lie in the memory of the old ones. Row i of the windows is that of lane i."""
+"""Call target: (lengths, fresh, inputs, taps, bias or an empty array, windows) -> (output, windows, updated in place).
+Row i of the windows belongs to lane i."""
 STEP_BY_SLOT = "hybridlm_conv_step_by_slot"
-"""Target of a call whose first operand has the row of each lane."""
+"""Call target with the row of each lane as first operand."""
 READ = "hybridlm_conv_read"
-"""Target of a call that writes no windows."""
+"""Call target without new windows."""
 _CALL = PoolKernel("length lane lane shared shared", ("row tap channel",), fresh=1)
 POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
-def unsupported(x: Any, taps: Any, state: Any) -> str | None:
-    """Say why the kernels do not take these operands; None if they do.
+class ConvInputs(NamedTuple):
+    """Operands of a short convolution over the tokens of a step.
 
-    Args:
-        x: inputs, `[lane, token, channel]`.
-        taps: `[channel, K]`.
-        state: windows, `[row, K-1, channel]`.
+    Attributes:
+        x: inputs; padding tokens are not read.
+        taps: the current token's tap last; float32 or bfloat16.
+        state: inputs before the first token, float32 or bfloat16; row i belongs to lane i, or to the lane with this
+            slot.
+        lengths: real tokens of each lane.
+        fresh: lanes with zero inputs before the first token; their rows are not read.
+        bias: added to every output; None for none.
+        slots: the row of each lane, distinct for lanes with real tokens; other rows keep their bits. None: row i.
     """
-    if x.dtype != jnp.float32 or any(str(one.dtype) not in DTYPES for one in (taps, state)):
+
+    x: Float32[Array, "lane token channel"]
+    taps: Float[Array, "channel kernel"]
+    state: Float[Array, "row tap channel"]
+    lengths: Int32[Array, "lane"]
+    fresh: LaneMask
+    bias: Float32[Array, "channel"] | None = None
+    slots: Int32[Array, "lane"] | None = None
+
+
+def unsupported(inputs: ConvInputs) -> str | None:
+    """Return the reason to reject the operands, or None."""
+    x, taps, state = inputs[:3]
+    if x.dtype != jnp.float32 or any(str(array.dtype) not in DTYPES for array in (taps, state)):
         return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"
     if not MIN_TAPS <= taps.shape[1] <= MAX_TAPS:
         return f"{taps.shape[1]} taps: expected {MIN_TAPS} to {MAX_TAPS}"
@@ -50,53 +67,31 @@ KERNEL = Kernel(STEP, ("cpu",), unsupported, interpreted=False)
 
 
 def conv_step_cpu(
-    x: Float32[Array, "lane token channel"],
-    taps: Float[Array, "channel kernel"],
-    state: Float[Array, "row tap channel"],
-    lengths: Int32[Array, "lane"],
-    fresh: LaneMask,
-    bias: Float32[Array, "channel"] | None = None,
-    *,
-    activated: bool,
-    keep_state: bool = False,
-    slots: Int32[Array, "lane"] | None = None,
-    instructions: str | None = None,
+    inputs: ConvInputs, *, activated: bool, keep_state: bool = False, instructions: str | None = None
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
     """Convolve the tokens of every lane.
 
-    The bits of a lane are the same whatever the other lanes are, and however many, with every instruction set. Those of
-    several tokens in one step are those of as many steps of one, where windows hold inputs as they are: in bfloat16 a
-    later step reads rounded ones.
+    A lane's bits do not depend on the other lanes or the instruction set. With float32 windows, T tokens in one step
+    have the bits of T steps of one token; bfloat16 windows are rounded between steps.
 
     Args:
-        x: inputs; those of padding tokens are not read.
-        taps: that of the current token last; float32 or bfloat16.
-        state: inputs before the first token, float32 or bfloat16; row i is of lane i, or with `slots` of the lane that
-            names it.
-        lengths: real tokens of each lane.
-        fresh: lanes that start from zero, whatever their row holds.
-        bias: added to every output.
-        activated: whether outputs go through SiLU.
-        keep_state: the windows before the first token are needed afterwards, and no new ones; there are no slots.
-        slots: the row of each lane; lanes with real tokens have different ones. Rows that no lane names, and those of
-            lanes without real tokens, come back unchanged, bit for bit.
+        inputs: operands of the step.
+        activated: apply SiLU to the outputs.
+        keep_state: write no new windows; not with slots.
         instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
 
     Returns:
         Outputs, zero at padding tokens, and the new windows, None with `keep_state`.
     """
-    assert not (keep_state and slots is not None), "there is no step that reads rows by slot alone"
+    x, taps, state, lengths, fresh, bias, slots = inputs
+    assert not (keep_state and slots is not None), "no call reads rows by slot without a write"
     operands: list[Any] = [] if slots is None else [slots]
     operands += [lengths, fresh, x, taps, jnp.zeros(0, jnp.float32) if bias is None else bias, state]
     operands = varying_like(operands, operands)
-    out, *after = jax.ffi.ffi_call(
+    out, *windows = jax.ffi.ffi_call(
         READ if keep_state else STEP if slots is None else STEP_BY_SLOT,
-        [call_result(one.shape, operands[-1], one.dtype) for one in (x, state)[: 2 - keep_state]],
+        [call_result(array.shape, operands[-1], array.dtype) for array in (x, state)[: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
-    )(
-        *operands,
-        activated=np.bool_(activated),
-        instructions=instruction_number(instructions),
-    )
-    return out, (None if keep_state else after[0])
+    )(*operands, activated=np.bool_(activated), instructions=instruction_number(instructions))
+    return out, (None if keep_state else windows[0])

@@ -4,9 +4,9 @@ Per lane and head, with decay a_t = exp(g_t), key k_t, value v_t, write strength
 
     S_t = a_t S_{t-1} + b_t (v_t - a_t S_{t-1} k_t) k_t^T        o_t = S_t q_t
 
-The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692), in which case
-a_t S is S diag(a_t). The two differ only in the decay between the tokens of a chunk (`chunk_decay`). Operands, results
-and the contract of all forms are those of `recurrence`.
+The decay is one number per head, or one per channel of the key (Kimi Delta Attention, arXiv:2510.26692): then a_t S is
+S diag(a_t). The two differ only in the decay between the tokens of a chunk (`chunk_decay`). `recurrence` has the
+operands, results and contract of all forms.
 """
 
 from functools import partial
@@ -25,13 +25,15 @@ from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, spli
 from models.ops.recurrences.recurrence import ChannelGates, HeadGates, RecurrenceInputs, RecurrenceOutputs, over_slots
 from models.ops.recurrences.recurrent_step import by_kernel
 from models.ops.recurrences.triangular import unit_lower_inverse
+from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
 
 CHUNK = 32
 """Tokens of a chunk: with 128 channels of keys and values, more cost more inside chunks than between them."""
 
 
 class DeltaTokens(NamedTuple):
-    """Per-token inputs of a layer with a short convolution and the delta rule; they do not depend on the state.
+    """Per-token inputs of a layer with short convolution and delta rule, independent of the state.
 
     Attributes:
         conv: inputs of the convolution, channels [q | k | v].
@@ -45,16 +47,31 @@ class DeltaTokens(NamedTuple):
 
 
 def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run the recurrence by a kernel or the form that suits the number of tokens: the token form for one, else chunks.
+    """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
     Args:
-        inputs: of a whole step.
-        keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it; a kernel
-            then returns no new one.
+        inputs: operands of the step.
+        keep_state: do not overwrite the old state, which has later uses; kernels then return no new state.
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
     return by_kernel(partial(over_slots, partial(delta_rule_chunked, keep_state=keep_state)), inputs, keep_state)
+
+
+def run_delta_rule(
+    vectors: tuple[Array, Array, Array], tokens: DeltaTokens, info: LaneInfo, state: Array, devices: Devices
+) -> RecurrenceOutputs:
+    """Run the recurrence of a layer.
+
+    Args:
+        vectors: query, key and value, as for `RecurrenceInputs`.
+        tokens: decay and write strength.
+        info: of the step; with `info.verifying` the old state is kept.
+        state: before the first token.
+        devices: of the layer.
+    """
+    inputs = RecurrenceInputs(*vectors, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices)
+    return delta_rule(inputs, keep_state=info.verifying)
 
 
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -64,9 +81,9 @@ def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> Recur
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token. The state is read once: with r = a S [q, k], o = r_q + (q.k) delta needs no second pass.
+    """Run one token with one read: r = a S [q, k], o = r_q + (q.k) delta.
 
-    For a fresh lane zeros replace the read and the decayed state, not the state itself (ops/layout: in place).
+    For a fresh lane zeros replace the read and the decayed state, not the state (ops/layout: in place).
     """
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
@@ -86,11 +103,11 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
 
 def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token in two operations: one reads the state, one updates it and sums the output as it writes it.
+    """Run one token in two operations: a read, and an update with output.
 
-    XLA:GPU makes a sum of products of the state part of what writes the state, which it does not do with a product. It
-    would make the output part of what comes after it instead, and read the state a third time; or make one operation
-    of Triton of a norm and all that uses it, which cannot write in place.
+    XLA:GPU fuses a sum of products of the state into its write, but not a matrix product. Without barriers it would
+    fuse the output into later operations and read the state a third time, or fuse a norm with all its uses into one
+    Triton operation, which cannot write in place.
     """
     state, beta = inputs.state, _beta(inputs)
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
@@ -105,14 +122,14 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
 
 def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run a chunk of tokens at a time: the chunked scan in its WY form (arXiv:2412.06464, section 3.3).
+    """Run the recurrence by chunks in WY form (arXiv:2412.06464, section 3.3).
 
-    Inside a chunk the corrections of all tokens solve one unit lower triangular system, whose inverse is computed for
-    all chunks at once. Only the state that their values are corrected by is sequential.
+    The corrections of a chunk's tokens solve one unit lower triangular system; the inverses of all chunks are computed
+    at once. Only the state is sequential.
 
     Args:
-        inputs: of a whole step.
-        chunk: tokens per chunk; the last chunk is filled up with padding tokens.
+        inputs: operands of the step.
+        chunk: tokens per chunk; the last chunk is padded.
         keep_state: as for `delta_rule`.
     """
     channels = inputs.log_decay.ndim == inputs.key.ndim
@@ -129,7 +146,6 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
 
     def write(read: Array, values: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
         corrected, scores, since = rest
-        # One product reads the state for both.
         read_k, read_q = jnp.split(read, 2, axis=2)
         delta = full_einsum("nhij,nhjv->nhiv", corrected, values - since * read_k)
         return delta, since * read_q + full_einsum("nhij,nhjv->nhiv", scores, delta)
@@ -146,17 +162,17 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
 
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run chunks with a decay for each head by two kernels, which read tokens as they are."""
+    """Run chunks with a decay per head by two kernels, without a transposition of tokens."""
     interpret = inputs.devices.interpret
     g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.log_decay, _beta(inputs)))
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
     of_queries, of_keys = chunk_products(inputs, queries, keys, both=True, interpret=interpret)
-    total, left = decays_between(g)
-    system = jnp.tril(of_keys * left, -1)
+    total, decay = decays_between(g)
+    system = jnp.tril(of_keys * decay, -1)
     corrected = unit_lower_inverse(b[..., None] * system) * b[..., None, :]
     end = total[..., -1:]
     since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
-    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, corrected, of_queries * left, since, until)
+    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, corrected, of_queries * decay, since, until)
     return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 
 

@@ -1,11 +1,11 @@
-"""Operands and results of a linear recurrence: one pair of structs for every form of the delta rule and of SSD.
+"""Operands and results of every form of a linear recurrence.
 
 A linear recurrence keeps a matrix S [value, key] for each lane and value head. A token decays it, adds `value key^T`
 and reads it with its query. The token form, the chunked form and the reference take `RecurrenceInputs` and return
-`RecurrenceOutputs`; a step that verifies drafts runs the same forms once more over the accepted tokens.
+`RecurrenceOutputs`; a step that verifies drafts runs the same forms again over the accepted tokens.
 
-The contract of every form: padding tokens are never used, whatever they hold, and their outputs are zero; the state of
-a fresh lane is never used; the state of a lane without real tokens comes back unchanged, bit for bit.
+The contract of every form: padding tokens are never read, and their outputs are zero; the state of a fresh lane is
+never read; a lane without real tokens keeps its state, bit for bit.
 """
 
 from collections.abc import Callable
@@ -37,16 +37,16 @@ class RecurrenceInputs:
             a key head is a group, and value head h belongs to group `h // (value_heads / groups)`.
         value: values; in SSD x, scaled by the time step of its head.
         log_decay: g <= 0, finite; per head, or per channel of the key (delta rule only).
-        state: S before the first token; row i is of lane i, or with `slots` of the lane that names it.
+        state: S before the first token; row i belongs to lane i, or to the lane with this slot.
         valid: mask of the real tokens, a prefix of each lane.
-        fresh: mask of the lanes that start from zero, whatever their state holds; they have a real token.
+        fresh: mask of the lanes with zero initial state; they have a real token.
         beta: write strength of the delta rule; None in SSD.
-        devices: of the model: their platform, and whether they run kernels.
-        slots: the row of each lane in `state`, in bounds; lanes with real tokens have different ones. Rows that no lane
-            names, and those of lanes without real tokens, come back unchanged, bit for bit. None: row i is of lane i.
+        devices: platform and kernels of the model.
+        slots: the row of each lane in `state`, in bounds, distinct for lanes with real tokens; other rows keep their
+            bits. None: row i.
 
     Raises:
-        ValueError: there are no slots, and not as many rows as lanes.
+        ValueError: without slots, the numbers of rows and lanes differ.
     """
 
     query: KeyVectors
@@ -61,8 +61,8 @@ class RecurrenceInputs:
     slots: Int32[Array, "lane"] | None = None
 
     def __post_init__(self) -> None:
-        # JAX makes structs of other things than arrays, too
-        rows, lanes = (getattr(one, "shape", None) for one in (self.state, self.valid))
+        # JAX also makes structs of other leaves than arrays.
+        rows, lanes = (getattr(leaf, "shape", None) for leaf in (self.state, self.valid))
         if self.slots is None and rows and lanes and rows[0] != lanes[0]:
             raise ValueError(f"state: expected a row for each of {lanes[0]} lanes, or slots, got {rows[0]} rows")
 
@@ -81,9 +81,8 @@ class RecurrenceOutputs(NamedTuple):
     """Results of a linear recurrence.
 
     Attributes:
-        output: the state as each token's query reads it; zero at padding tokens.
-        state: S after each lane's last real token, in the rows of the operand, as `RowStates`; None of a kernel that
-            was to keep the state before.
+        output: each token's read of the state; zero at padding tokens.
+        state: S after each lane's last real token, as `RowStates`; None from a kernel with `keep_state`.
     """
 
     output: ValueVectors
@@ -91,11 +90,11 @@ class RecurrenceOutputs(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """Factors by which an SSD layer scales its values before the recurrence and adds them to the outputs behind it.
+    """Factors of an SSD layer around the recurrence.
 
     Attributes:
-        scale: factor on values that are written: the time step.
-        skip: factor on values that are added to the outputs: D.
+        scale: factor on written values: the time step.
+        skip: factor on values added to the outputs: D.
     """
 
     scale: HeadGates
@@ -106,9 +105,8 @@ RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 
 
 def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run a form that has the states of lanes: over the rows that slots name where there are slots."""
+    """Run a form without slots on the rows of the slots, if any."""
     if inputs.slots is None:
         return form(inputs)
-    found = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
-    after = None if found.state is None else inputs.state.at[inputs.slots].set(found.state)
-    return RecurrenceOutputs(found.output, after)
+    output, state = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
+    return RecurrenceOutputs(output, None if state is None else inputs.state.at[inputs.slots].set(state))

@@ -1,4 +1,4 @@
-"""Tokens of a linear recurrence by the kernel of the platform, or by the plain form where it has none.
+"""Choice between the platform's kernel for a linear recurrence and the plain form.
 
 The kernels are in `recurrent_step_cpu`, `recurrent_step_gpu` and `recurrent_step_tpu`.
 """
@@ -24,19 +24,19 @@ def _for_gpus(inputs: RecurrenceInputs) -> bool:
 def with_surroundings(
     inputs: RecurrenceInputs, surroundings: Surroundings, keep_state: bool
 ) -> RecurrenceOutputs | None:
-    """Run a few tokens of every lane and what is done to their values by one kernel; None without one."""
+    """Run a few tokens and their surroundings by one kernel, or return None."""
     if not _for_gpus(inputs):
         return None
     return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run the tokens of every lane by the platform's kernel, or by the plain form where there is none for them.
+    """Run the tokens of every lane by the platform's kernel, or by the plain form.
 
     Args:
-        plain: form that the kernel computes, and whose derivatives it has on a CPU.
-        inputs: of a whole step.
-        keep_state: the state before the first token is needed afterwards, and no new one.
+        plain: form of the same numbers; it gives a CPU kernel its derivatives.
+        inputs: operands of the step.
+        keep_state: write no new state.
     """
     devices = inputs.devices
     if CPU_KERNEL.chosen(devices, inputs, keep_state):
@@ -57,5 +57,4 @@ def _on_cpu(plain: RecurrenceForm, keep_state: bool, tree: Any, *arrays: Any) ->
 @_on_cpu.defjvp
 def _derivative(plain: RecurrenceForm, keep_state: bool, tree: Any, arrays: Any, tangents: Any) -> Any:
     output, state = jax.jvp(lambda *arrays: plain(jax.tree.unflatten(tree, arrays)), arrays, tangents)[1]
-    found = _on_cpu(plain, keep_state, tree, *arrays)
-    return found, RecurrenceOutputs(output, None if keep_state else state)
+    return _on_cpu(plain, keep_state, tree, *arrays), RecurrenceOutputs(output, None if keep_state else state)

@@ -1,8 +1,8 @@
-"""Kernels for CPUs for a linear recurrence, in place: some rows of the state stay in the first cache while tokens pass.
+"""CPU kernels: linear recurrence in place; rows of the state stay in the first cache.
 
-The plain forms of `delta_rule` and `ssd` define them. They are C++, which no proof reads: a contract declares each call
-by its target, and a step writes to its pool of states. Token by token they do more arithmetic than chunks do, and still
-take a tenth of the time of XLA's chunks (128 tokens, 8 heads of 128 x 128, two cores with AVX-512).
+The plain forms of `delta_rule` and `ssd` define them. A proof does not read C++: a contract declares each call by its
+target. Token by token the kernels do more arithmetic than chunks, in a tenth of the time of XLA's chunks (128 tokens, 8
+heads of 128 x 128, two cores with AVX-512).
 """
 
 from typing import Any
@@ -17,30 +17,24 @@ from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
 
 MAX_KEPT_TOKENS = 64
-"""Tokens of a step that keeps its state: a block of the kernel. Other steps have any number of tokens."""
+"""Tokens of a step with `keep_state`: a block of the kernel. Other steps have any number of tokens."""
 MAX_KEY = 512
-"""Channels of the key; a thread keeps some rows of so many on its stack."""
+"""Channels of the key; a thread has some rows of this size on its stack."""
 STEP = "hybridlm_recurrent_step"
-"""Target of a call that takes lengths, fresh, decay, beta, query, key, value and state, and returns the output and the
-new state, which lies in the memory of the old one. Row i of the state is that of lane i."""
+"""Call target: (lengths, fresh, decay, beta, query, key, value, state) -> (output, state, updated in place). Row i of
+the state belongs to lane i."""
 STEP_BY_SLOT = "hybridlm_recurrent_step_by_slot"
-"""Target of a call whose first operand has the row of each lane."""
+"""Call target with the row of each lane as first operand."""
 READ = "hybridlm_recurrent_read"
-"""Target of a call that writes no state."""
+"""Call target without a new state."""
 _CALL = PoolKernel("length lane lane lane lane lane lane", ("row value_head value key",), fresh=1)
 POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
 def unsupported(inputs: RecurrenceInputs, keep_state: bool = False) -> str | None:
-    """Return why the kernels do not take these operands, None if they do.
-
-    Args:
-        inputs: of a whole step.
-        keep_state: as for `recurrent_step_cpu`.
-    """
+    """Return the reason to reject the operands, or None."""
     arrays = inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.state, inputs.beta
-    given = [one for one in arrays if one is not None]
-    if any(one.dtype != jnp.float32 for one in given):
+    if any(array.dtype != jnp.float32 for array in arrays if array is not None):
         return "numbers of another dtype than float32"
     if keep_state and inputs.slots is not None:
         return "a step that keeps its state: expected row i of lane i, got slots"
@@ -63,8 +57,8 @@ def recurrent_step_cpu(
     one token.
 
     Args:
-        inputs: of a whole step.
-        keep_state: the state before the first token is needed afterwards, and no new one; there are no slots.
+        inputs: operands of the step.
+        keep_state: write no new state; not with slots.
         instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
 
     Returns:
@@ -78,7 +72,7 @@ def recurrent_step_cpu(
     operands = varying_like(operands, operands)
     out, *state = jax.ffi.ffi_call(
         READ if keep_state else STEP if inputs.slots is None else STEP_BY_SLOT,
-        [call_result(one.shape, one) for one in operands[-2:][: 2 - keep_state]],
+        [call_result(array.shape, array) for array in operands[-2:][: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},
     )(*operands, instructions=instruction_number(instructions))

@@ -1,9 +1,8 @@
-"""A kernel for GPUs for a few tokens of a linear recurrence, in place: the state is read once and written once.
+"""GPU kernel: a few tokens of a linear recurrence, in place.
 
-The plain forms of `delta_rule` and `ssd` define it; `recurrent_step_tpu` is the one for TPUs, `recurrent_step_cpu` that
-for CPUs. Several tokens are those of a step that verifies drafts, which needs no new state, and of the replay of the
-accepted ones. One program instance has some rows of the state of one lane and value head: the delta rule and SSD treat
-each row S[v] by itself, so rows need nothing of each other.
+The plain forms of `delta_rule` and `ssd` define it. Several tokens occur in steps that verify drafts, which need no new
+state, and in the replay of accepted drafts. One program instance has some rows of the state of one lane and value head:
+in the delta rule and SSD, rows S[v] are independent.
 """
 
 from functools import partial
@@ -20,13 +19,13 @@ from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutput
 MAX_ROWS = 32
 """Rows of the state of one program instance."""
 MAX_TOKENS = 16
-"""Tokens that are written out one by one."""
+"""Unrolled tokens."""
 MAX_KEY = 256
 """Channels of the key; with more, an instance's rows do not fit into registers."""
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:
-    """Say why the kernel does not take these operands; None if it does."""
+    """Return the reason to reject the operands, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens > MAX_TOKENS:
         return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
@@ -40,36 +39,30 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
 KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
 
 
-def recurrent_step_kernel(
-    valid: Any, fresh: Any, decay: Any, beta: Any, q: Any, k: Any, v: Any, state: Any, *refs: Any,
-    by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool,
-) -> None:  # fmt: skip
+def recurrent_step_kernel(*refs: Any, by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool) -> None:
     """Advance some rows of the state of one lane and head.
 
     Args:
-        valid: int32[lane, token], in full.
-        fresh: int32[lane], in full.
-        decay: log decay, float32[lane, token, head] in full, or [token, key] of this head.
-        beta: float32[lane, token, head], in full.
-        q, k: [token, key] of the head.
-        v: [token, value], the rows of this instance.
-        state: [value, key].
-        refs: scale, float32[lane, token, head], and skip, float32[head], in full, where `surrounded`; the outputs, as
-            the values; the new state, in the memory of the old one, unless `keep_state`.
-        by_channel: whether the decay is one for each channel of the key.
-        corrects: whether what the key reads is taken off the value first, as in the delta rule.
-        surrounded: whether values are scaled before they are written, and added to the outputs.
-        keep_state: no state is written.
+        refs: in this order. Operands: valid, int32[lane, token], and fresh, int32[lane], in full; log decay,
+            float32[lane, token, head] in full, or [token, key] of this head; beta, float32[lane, token, head], in
+            full; q, k [token, key] of the head; v [token, value], the rows of this instance; state [value, key]; scale,
+            float32[lane, token, head], and skip, float32[head], in full, if `surrounded`. Results: the outputs, like
+            v; the new state, in the memory of the old one, unless `keep_state`.
+        by_channel: one decay for each channel of the key.
+        corrects: subtract the key's read from the value first, for the delta rule.
+        surrounded: scale values before the write, and add them to the outputs.
+        keep_state: write no state.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    scale, skip = refs[:2] if surrounded else (None, None)
-    out, new = (refs[-1], None) if keep_state else refs[-2:]
+    valid, fresh, decay, beta, q, k, v, state, *rest = refs
+    scale, skip = rest[:2] if surrounded else (None, None)
+    out, new = (rest[-1], None) if keep_state else rest[-2:]
     lane, head = pl.program_id(0), pl.program_id(1)
-    now = state[...]
+    matrix = state[...]
     for token in range(q.shape[0]):
         real, key = valid[lane, token] > 0, k[token, :]
-        decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * now
+        decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * matrix
         if token == 0:
             decayed = jnp.where(fresh[lane] > 0, 0.0, decayed)
         delta = value = v[token, :]
@@ -77,13 +70,13 @@ def recurrent_step_kernel(
             delta = scale[lane, token, head] * value
         if corrects:
             delta = beta[lane, token, head] * (delta - jnp.sum(decayed * key[None], axis=1))
-        now = jnp.where(real, decayed + delta[:, None] * key[None], now)
-        read = jnp.sum(now * q[token, :][None], axis=1)
+        matrix = jnp.where(real, decayed + delta[:, None] * key[None], matrix)
+        read = jnp.sum(matrix * q[token, :][None], axis=1)
         if skip is not None:
             read = read + skip[head] * value
         out[token, :] = jnp.where(real, read, 0.0)
     if new is not None:
-        new[...] = now
+        new[...] = matrix
 
 
 def recurrent_step(
@@ -96,9 +89,9 @@ def recurrent_step(
     """Run a few tokens of every lane.
 
     Args:
-        inputs: of a whole step.
-        surroundings: what is done to values before and after; None for nothing.
-        keep_state: the state before the first token is needed afterwards, and no new one.
+        inputs: operands of the step.
+        surroundings: factors on values; None for none.
+        keep_state: write no new state.
         interpret: run by Pallas' interpreter, on any platform.
 
     Returns:
@@ -112,7 +105,7 @@ def recurrent_step(
     beta = inputs.log_decay[..., 0] if by_channel else inputs.log_decay
     beta = beta if inputs.beta is None else inputs.beta
     rows = min(MAX_ROWS, values)
-    whole = pl.BlockSpec(memory_space=pl.ANY)
+    unblocked = pl.BlockSpec(memory_space=pl.ANY)
 
     def of_head(size: int, index: Any) -> Any:
         return pl.BlockSpec((pl.Squeezed(), tokens, pl.Squeezed(), size), index)
@@ -129,34 +122,23 @@ def recurrent_step(
         inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32), inputs.log_decay, beta,
         inputs.query, inputs.key, inputs.value, inputs.state,
     )  # fmt: skip
-    more = () if surroundings is None else surroundings
-    result = result_like(inputs.value.shape, jnp.float32, inputs.state)
+    decay = channels if by_channel else unblocked
+    factors, results = surroundings or (), 2 - keep_state
     out, *state = gpu_call(
         partial(
             recurrent_step_kernel,
             by_channel=by_channel,
             corrects=inputs.beta is not None,
-            surrounded=bool(more),
+            surrounded=surroundings is not None,
             keep_state=keep_state,
         ),
-        grid=(lanes, heads, values // rows),
-        in_specs=[
-            whole,
-            whole,
-            channels if by_channel else whole,
-            whole,
-            key,
-            key,
-            value,
-            matrix,
-            *[whole] * len(more),
-        ],
-        out_specs=[value] if keep_state else [value, matrix],
-        out_shape=[result] if keep_state else [result, result_like(inputs.state.shape, jnp.float32, inputs.state)],
+        pl.GridSpec(
+            grid=(lanes, heads, values // rows),
+            in_specs=[unblocked, unblocked, decay, unblocked, key, key, value, matrix, *[unblocked] * len(factors)],
+            out_specs=[value, matrix][:results],
+        ),
+        [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
         aliases={} if keep_state else {len(operands) - 1: 1},
-        warps=4,
-        stages=1,
         interpret=interpret,
-        name=KERNEL.name,
-    )(*operands, *more)
+    )(*operands, *factors)
     return RecurrenceOutputs(out, None if keep_state else state[0])

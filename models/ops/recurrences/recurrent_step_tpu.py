@@ -1,8 +1,8 @@
-"""A kernel for TPUs for one token of a linear recurrence, in place: the state is read once and written once.
+"""TPU kernel: one token of a linear recurrence, in place.
 
 The plain forms, `delta_rule_step` and `ssd_step`, define it. One program instance has the states of some heads of one
-lane, whose row is the lane's own or the one that its slot names. Sums over the key run along the lanes of a vector
-register; values stand in columns, so that neither they nor the outputs are transposed in the device's memory.
+lane, in the row of the lane or of its slot. Sums over the key run along the lanes of a vector register; values are
+columns, so neither they nor the outputs are transposed in the device's memory.
 """
 
 from functools import partial
@@ -14,23 +14,23 @@ from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 SUBLANES, LANES_OF_REGISTER = 8, 128
-"""Numbers that an array's last two dimensions are padded to."""
+"""Multiples of an array's last two dimensions after padding."""
 MAX_BLOCK = 2 << 20
-"""Bytes of the states of one program instance. Four such blocks are in the core's memory: two come, two go."""
+"""Bytes of the states of one program instance. The core's memory holds four such blocks: two loads, two stores."""
 MAX_HEADS = 32
-"""Heads of one program instance, which are written out one after the other."""
+"""Heads of one program instance, unrolled."""
 
 
 def heads_of_block(heads: int, values: int, keys: int) -> int | None:
-    """Return the heads of one program instance: all, or a multiple of 8 that divides them; None if too large."""
+    """Return the heads of an instance: all or a multiple of 8, or None."""
     padded = -(-values // SUBLANES) * SUBLANES * -(-keys // LANES_OF_REGISTER) * LANES_OF_REGISTER
-    most = min(MAX_HEADS, MAX_BLOCK // (4 * padded))
-    fitting = [n for n in range(1, most + 1) if n == heads or (n % SUBLANES == 0 and heads % n == 0)]
+    limit = min(MAX_HEADS, MAX_BLOCK // (4 * padded))
+    fitting = [n for n in range(1, limit + 1) if n == heads or (n % SUBLANES == 0 and heads % n == 0)]
     return max(fitting, default=None)
 
 
 def unsupported(inputs: RecurrenceInputs) -> str | None:
-    """Say why the kernel does not take these operands; None if it does."""
+    """Return the reason to reject the operands, or None."""
     heads, values, keys = inputs.state.shape[1:]
     if inputs.tokens != 1:
         return f"a step of {inputs.tokens} tokens"
@@ -54,12 +54,12 @@ def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: b
     """Advance the states of some heads of one lane.
 
     Args:
-        refs: memory, in this order. Scalars: rows, int32[lane], only of the index maps, where `by_slot`; valid, fresh,
-            int32[lane]. Operands: log decay, q, k [1, head, key], v [1, head, value], beta [1, head, 1] where
-            `corrects`, state [1, head, value, key]. Results: output [1, head, value], new state, over the old one.
+        refs: in this order. Scalars: rows, int32[lane], for the index maps, if `by_slot`; valid, fresh, int32[lane].
+            Operands: log decay, q, k [1, head, key], v [1, head, value], beta [1, head, 1] if `corrects`, state
+            [1, head, value, key]. Results: output [1, head, value], new state in the memory of the old one.
         heads: of this instance.
-        corrects: whether what the key reads is taken off the value first, as in the delta rule.
-        by_slot: whether slots name the rows of the state.
+        corrects: subtract the key's read from the value first, for the delta rule.
+        by_slot: slots select the rows of the state.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -70,14 +70,14 @@ def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: b
     real, begins = valid[lane] > 0, fresh[lane] > 0
     values, outputs = v[0].T, []
     for head in range(heads):
-        one = slice(head, head + 1)
-        before, key, delta = state[0, head], k[0, one], values[:, one]
-        decayed = jnp.where(begins, 0.0, jnp.exp(decay[0, one]) * before)
+        row = slice(head, head + 1)
+        matrix, key, delta = state[0, head], k[0, row], values[:, row]
+        decayed = jnp.where(begins, 0.0, jnp.exp(decay[0, row]) * matrix)
         if beta is not None:
-            delta = beta[0, one] * (delta - jnp.sum(decayed * key, axis=1, keepdims=True))
-        updated = jnp.where(real, decayed + delta * key, before)
+            delta = beta[0, row] * (delta - jnp.sum(decayed * key, axis=1, keepdims=True))
+        updated = jnp.where(real, decayed + delta * key, matrix)
         new[0, head] = updated
-        outputs.append(jnp.sum(updated * q[0, one], axis=1, keepdims=True))
+        outputs.append(jnp.sum(updated * q[0, row], axis=1, keepdims=True))
     out[0] = jnp.where(real, jnp.concatenate(outputs, axis=1).T, 0.0)
 
 
@@ -85,7 +85,7 @@ def recurrent_step_tpu(inputs: RecurrenceInputs, *, interpret: bool) -> Recurren
     """Run one token of every lane.
 
     Args:
-        inputs: of a whole step of one token.
+        inputs: operands of a step of one token.
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
@@ -116,7 +116,7 @@ def recurrent_step_tpu(inputs: RecurrenceInputs, *, interpret: bool) -> Recurren
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(lanes, heads // block),
-            in_specs=[*(of_head(one.shape[-1]) for one in operands), state],
+            in_specs=[*(of_head(operand.shape[-1]) for operand in operands), state],
             out_specs=[of_head(values), state],
         ),
         out_shape=[

@@ -5,10 +5,9 @@ Per lane and value head, with decay a_t = exp(g_t), key B_t and query C_t of the
 
     S_t = a_t S_{t-1} + v_t B_t^T        y_t = S_t C_t
 
-Operands, results and the contract of all forms are those of `recurrence`. SSD and the delta rule are separate files for
-what they do not share: SSD corrects nothing, so there is no triangular system, and a whole group of heads has one key
-and one query, so that the scores of a chunk are computed once for the group (16 heads in Nemotron-3-Super) and only
-their decay for each head.
+`recurrence` has the operands, results and contract of all forms. Unlike the delta rule, SSD corrects nothing, so there
+is no triangular system, and a group of heads has one key and one query: the scores of a chunk are computed once for the
+group (16 heads in Nemotron-3-Super), and only their decay for each head.
 """
 
 from dataclasses import replace
@@ -33,20 +32,19 @@ CHUNK = 32
 def ssd(
     inputs: RecurrenceInputs, keep_state: bool = False, surroundings: Surroundings | None = None
 ) -> RecurrenceOutputs:
-    """Run the recurrence by a kernel or the form that suits the number of tokens: the token form for one, else chunks.
+    """Run the recurrence by a kernel, or by the token form (one token) or chunks.
 
     Args:
-        inputs: of a whole step.
-        keep_state: the state before the first token is needed afterwards, so that no chunk may overwrite it; a kernel
-            then returns no new one.
-        surroundings: what is done to values before and after, where it is not done by the caller.
+        inputs: operands of the step.
+        keep_state: as for `delta_rule`.
+        surroundings: factors on values; None if the caller applies them.
     """
     if surroundings is not None:
-        if (found := with_surroundings(inputs, surroundings, keep_state)) is not None:
-            return found
+        if (outputs := with_surroundings(inputs, surroundings, keep_state)) is not None:
+            return outputs
         scaled = replace(inputs, value=surroundings.scale[..., None] * inputs.value)
-        found = ssd(scaled, keep_state)
-        return found._replace(output=found.output + surroundings.skip[None, None, :, None] * inputs.value)
+        outputs = ssd(scaled, keep_state)
+        return outputs._replace(output=outputs.output + surroundings.skip[None, None, :, None] * inputs.value)
     if inputs.tokens == 1:
         return ssd_step(inputs, keep_state)
     return by_kernel(partial(over_slots, partial(ssd_chunked, keep_state=keep_state)), inputs, keep_state)
@@ -70,15 +68,15 @@ def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
 
 def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run a chunk of tokens at a time: the chunked scan of arXiv:2405.21060, section 6.
+    """Run the recurrence by chunks (arXiv:2405.21060, section 6).
 
     Inside a chunk with G = cumsum(g), token i reads token j <= i with the score C_i . B_j exp(G_i - G_j); only the
     state between chunks is sequential.
 
     Args:
-        inputs: of a whole step.
-        chunk: tokens per chunk; the last chunk is filled up with padding tokens.
-        keep_state: as for `ssd`.
+        inputs: operands of the step.
+        chunk: tokens per chunk; the last chunk is padded.
+        keep_state: as for `delta_rule`.
     """
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)
@@ -87,8 +85,8 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
     q, k = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.query, inputs.key))
     v, g = (_grouped(split(x, inputs.valid, chunk), groups) for x in (inputs.value, inputs.log_decay))
-    total, left = decays_between(g)
-    scores = full_einsum("cngik,cngjk->cngij", q, k)[:, :, :, None] * left
+    total, decay = decays_between(g)
+    scores = full_einsum("cngik,cngjk->cngij", q, k)[:, :, :, None] * decay
     end = total[..., -1:]
 
     def by_head(x: Array) -> Array:
@@ -96,28 +94,27 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
         return x.reshape((*x.shape[:2], heads, *x.shape[4:]))
 
     def write(read: Array, v: Array, rest: tuple[Array, ...]) -> tuple[Array, Array]:
-        left, scores, reads = rest
-        # SSD corrects nothing by the read, but `scan_chunks` needs values that are computed from it. NaN state stays
-        # NaN either way.
-        values = jnp.where(jnp.isnan(read), read, left)
+        written, scores, reads = rest
+        # SSD does not need the read, but `scan_chunks` needs values computed from it. NaN state stays NaN.
+        values = jnp.where(jnp.isnan(read), read, written)
         return values, reads * read + full_einsum("nhij,nhjv->nhiv", scores, v)
 
-    left = v * jnp.exp(end - total)[..., None]
-    rest = tuple(map(by_head, (left, scores, jnp.exp(total)[..., None])))
+    written = v * jnp.exp(end - total)[..., None]
+    rest = tuple(map(by_head, (written, scores, jnp.exp(total)[..., None])))
     chunks = ChunkOperands(q, k, by_head(jnp.exp(end)), by_head(v), rest)
     return scan_chunks(inputs, chunks, write, keep_state)
 
 
 def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run chunks by two kernels, which read tokens as they are."""
+    """Run chunks by two kernels, without a transposition of tokens."""
     interpret, heads = inputs.devices.interpret, inputs.value.shape[2]
     g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
     queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
     (products,) = chunk_products(inputs, queries, keys, both=False, interpret=interpret)
-    total, left = decays_between(g)
+    total, decay = decays_between(g)
     end = total[..., -1:]
     since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
-    scores = jnp.repeat(products, heads // products.shape[2], axis=2) * left
+    scores = jnp.repeat(products, heads // products.shape[2], axis=2) * decay
     tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, None, scores, since, until)
     return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 

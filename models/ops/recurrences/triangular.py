@@ -1,12 +1,12 @@
-"""Inverses of unit lower triangular matrices, block by block: the WY form of the delta rule needs one per chunk.
+"""Inverses of unit lower triangular matrices, for the WY form of the delta rule.
 
 The inverse of [[A, 0], [B, C]] is [[A', 0], [-C' B A', C']] with the inverses A', C' of the blocks on the diagonal:
 small blocks are inverted by forward substitution, all at once, and joined two by two. A product of powers
 (I + N)(I + N^2).. is the same in exact arithmetic but loses digits; this is as accurate as substitution.
 
 `jax.scipy.linalg.solve_triangular` is not used: on a CPU its batched kernel holds a thread of XLA's pool while it waits
-for others of the same pool, so two solves that run at once (as in a backward pass) can deadlock where the pool has two
-threads; and it is 3 to 100 times slower than this.
+for others of the same pool, so two concurrent solves (as in a backward pass) can deadlock in a pool of two threads; and
+it is 3 to 100 times slower.
 """
 
 import jax
@@ -40,19 +40,19 @@ def _inverse(system: Array) -> Array:
     """Return (I + system)^-1."""
     rows = system.shape[-1]
     size = min(BLOCK, rows)
-    whole = size
-    while whole < rows:
-        whole *= 2
-    # Padding by rows and columns of the unit matrix leaves the inverse as it is.
-    system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + [(0, whole - rows)] * 2)
+    padded = size
+    while padded < rows:
+        padded *= 2
+    # Padding by the unit matrix does not change the inverse of the rest.
+    system = jnp.pad(system, [(0, 0)] * (system.ndim - 2) + [(0, padded - rows)] * 2)
 
     def blocks(size: int, below: int) -> Array:
-        """Return every `1 + below`-th block on the diagonal, or the one below it: [.., block, size, size]."""
-        starts = range(0, whole, size * (1 + below))
+        """Return the diagonal blocks, or the blocks below every second one."""
+        starts = range(0, padded, size * (1 + below))
         return jnp.stack([system[..., i + below * size :, i:][..., :size, :size] for i in starts], axis=-3)
 
     inverse = _rows_inverse(blocks(size, 0))
-    while size < whole:
+    while size < padded:
         upper, lower = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
         corner = -full_einsum("...ij,...jk,...kl->...il", lower, blocks(size, 1), upper)
         top = jnp.concatenate([upper, jnp.zeros_like(upper)], axis=-1)
@@ -63,7 +63,7 @@ def _inverse(system: Array) -> Array:
 
 @jax.custom_jvp
 def unit_lower_inverse(system: System) -> System:
-    """Return (I + system)^-1 of a strictly lower triangular system, with derivatives of every mode and order."""
+    """Return (I + system)^-1 of a strictly lower triangular system, differentiable."""
     return _inverse(system)
 
 

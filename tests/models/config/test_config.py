@@ -277,9 +277,9 @@ def test_a_flat_config_is_the_nested_one() -> None:
 
 
 def test_reading_changes_nothing() -> None:
-    before = copy.deepcopy(NEXT)
+    start = copy.deepcopy(NEXT)
     read(NEXT)
-    assert before == NEXT
+    assert start == NEXT
 
 
 def sparse_layers(**change: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 from models.cpu_kernels.build import build, sources
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-MISSING = [one for one in (COMPILER, EMULATOR) if shutil.which(one) is None]
+MISSING = [item for item in (COMPILER, EMULATOR) if shutil.which(item) is None]
 STRICT = ("-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-Werror")
 PROCESSORS = ("cortex-a57", "max")
 """The one has no instructions for bfloat16, the other has all."""
@@ -34,9 +34,9 @@ pytestmark = [
 def test_kernels(check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setenv("CXX", COMPILER)
-    given = [Path(__file__).with_name(f"{check}.cc"), *sources()]
-    program = build(tmp_path / "check", program=given, flags=[*STRICT, "-static"])
+    inputs = [Path(__file__).with_name(f"{check}.cc"), *sources()]
+    program = build(tmp_path / "check", program=inputs, flags=[*STRICT, "-static"])
     for processor, sets in zip(PROCESSORS, SETS[check], strict=True):
-        done = subprocess.run([EMULATOR, "-cpu", processor, program, "brief"], capture_output=True, text=True)
-        said = done.stdout[-4000:] + done.stderr[-4000:]
-        assert done.returncode == 0 and f"{sets} instruction sets, 0 faults" in done.stdout, said
+        process = subprocess.run([EMULATOR, "-cpu", processor, program, "brief"], capture_output=True, text=True)
+        said = process.stdout[-4000:] + process.stderr[-4000:]
+        assert process.returncode == 0 and f"{sets} instruction sets, 0 faults" in process.stdout, said

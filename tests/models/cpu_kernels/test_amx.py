@@ -38,8 +38,8 @@ sys.exit(pytest.main([*options, *sys.argv[2:]], plugins=[Plugin()]))
 
 def test_instruction_sets_are_told_from_what_a_processor_says(tmp_path: Path):
     program = build(tmp_path / "check", program=[Path(__file__).with_name("processor_check.cc")])
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout
+    process = subprocess.run([program], capture_output=True, text=True)
+    assert process.returncode == 0 and ", 0 faults" in process.stdout, process.stdout
 
 
 def test_library_has_the_instructions_if_the_compiler_knows_them():
@@ -63,5 +63,5 @@ def test_a_compiler_that_does_not_know_an_instruction_set_compiles_the_rest(
 def test_products_through_xla(tmp_path: Path):
     library = build(tmp_path / NAME, flags=["-include", str(AMX_EMULATION)])
     command = [sys.executable, "-c", OVER_ANOTHER_LIBRARY, library, *PRODUCTS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-4000:]

@@ -29,7 +29,7 @@ def test_library(machine: str, tmp_path: Path):
     content = path.read_bytes()
     # A header of 64 bits, in little-endian order: the machine is its tenth number of 16 bits.
     assert content[:6] == b"\x7fELF\x02\x01" and int.from_bytes(content[18:20], "little") == ELF_MACHINES[machine]
-    needed = {tuple(map(int, one)) for one in re.findall(rb"GLIBC_(\d+)\.(\d+)", content)}
+    needed = {tuple(map(int, item)) for item in re.findall(rb"GLIBC_(\d+)\.(\d+)", content)}
     assert needed and max(needed) <= (2, 28)
     if machine == platform.machine():
         can_run = ctypes.CDLL(str(path)).hybridlm_can_run
@@ -41,10 +41,10 @@ def test_library(machine: str, tmp_path: Path):
 @needs_avx512bf16
 def test_amx_emulated(tmp_path: Path):
     """The emulator runs what zig compiles, as its code differs from that of this machine's compiler."""
-    given = [Path(__file__).with_name("row_product_check.cc"), *sources()]
+    inputs = [Path(__file__).with_name("row_product_check.cc"), *sources()]
     flags = ["-include", str(AMX_EMULATION)]
-    program = build(tmp_path / "check", program=given, flags=flags, tag="manylinux_2_28_x86_64")
-    done = subprocess.run([program, "brief"], capture_output=True, text=True)
-    assert done.returncode == 0 and "2 instruction sets, 0 faults" in done.stdout, (
-        done.stdout[-4000:] + done.stderr[-4000:]
+    program = build(tmp_path / "check", program=inputs, flags=flags, tag="manylinux_2_28_x86_64")
+    process = subprocess.run([program, "brief"], capture_output=True, text=True)
+    assert process.returncode == 0 and "2 instruction sets, 0 faults" in process.stdout, (
+        process.stdout[-4000:] + process.stderr[-4000:]
     )

@@ -34,8 +34,8 @@ def source(name: str) -> Path:
 
 
 def run(program: Path, *arguments: str) -> None:
-    done = subprocess.run([program, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0 and ", 0 faults" in done.stdout, done.stdout[-4000:] + done.stderr[-4000:]
+    process = subprocess.run([program, *arguments], capture_output=True, text=True)
+    assert process.returncode == 0 and ", 0 faults" in process.stdout, process.stdout[-4000:] + process.stderr[-4000:]
 
 
 @pytest.mark.parametrize("sizes", ["brief", pytest.param("all", marks=pytest.mark.long)])
@@ -50,8 +50,8 @@ def test_kernel(kernel: str, sizes: str, tmp_path: Path):
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
 @pytest.mark.parametrize("kernel", SIZES)
 def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
-    given = [source(kernel), *sources()]
-    run(build(tmp_path / "check", program=given, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), SIZES[kernel])
+    inputs = [source(kernel), *sources()]
+    run(build(tmp_path / "check", program=inputs, flags=[*STRICT, "-O1", *SANITIZERS[sanitizer]]), SIZES[kernel])
 
 
 @pytest.mark.long
@@ -60,7 +60,7 @@ def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
 @pytest.mark.parametrize("kernel", ["row_product", "packed_product"])
 def test_kernel_with_amx_emulated(kernel: str, sanitizer: str | None, tmp_path: Path):
     """All sizes without sanitizers alone: an emulated instruction is a signal, which they make many times as slow."""
-    given = [source(kernel), *sources()]
+    inputs = [source(kernel), *sources()]
     flags = [*STRICT, "-O1", *SANITIZERS[sanitizer]] if sanitizer else []
-    program = build(tmp_path / "check", program=given, flags=[*WITH_AMX, *flags])
+    program = build(tmp_path / "check", program=inputs, flags=[*WITH_AMX, *flags])
     run(program, "brief" if sanitizer else SIZES[kernel])

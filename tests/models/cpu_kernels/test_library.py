@@ -33,9 +33,9 @@ def other_sources(path: Path) -> None:
 
 
 def newer_headers(path: Path) -> None:
-    content, found = re.subn(rb"XLA_FFI_API 0\.\d", b"XLA_FFI_API 1.0", build.LIBRARY.read_bytes())
+    content, result = re.subn(rb"XLA_FFI_API 0\.\d", b"XLA_FFI_API 1.0", build.LIBRARY.read_bytes())
     path.write_bytes(content)
-    assert found == 1 and not build.is_current(path)
+    assert result == 1 and not build.is_current(path)
 
 
 def no_library(path: Path) -> None:
@@ -75,8 +75,8 @@ def test_without_a_library_products_are_xlas(
 @pytest.mark.cpu_kernels
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux describes the processor in a file")
 def test_instruction_sets_are_those_that_the_processor_has():
-    found = library()
-    assert found is not None and set(found.instructions) == described()
+    result = library()
+    assert result is not None and set(result.instructions) == described()
 
 
 def test_headers_are_those_of_jax():
@@ -93,7 +93,10 @@ def test_a_build_that_fails_says_why_and_leaves_the_library_alone(tmp_path: Path
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(build.BuildError, match="CXX='no-such-compiler'"):
         build.build(target)
-    assert target.read_text() == "as it was" and {one.name for one in tmp_path.iterdir()} == {target.name, source.name}
+    assert target.read_text() == "as it was" and {item.name for item in tmp_path.iterdir()} == {
+        target.name,
+        source.name,
+    }
 
 
 @pytest.mark.parametrize("tag", ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64"])
@@ -110,19 +113,19 @@ def test_other_platforms_are_refused():
 def test_who_builds_needs_nothing_of_the_package():
     """The build hook has neither JAX nor flax."""
     code = "import sys; sys.modules['jax'] = None; sys.path.pop(0); import build; print(build.sources_hash())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code],
         cwd=build.FOLDER,
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(build.FOLDER)},
     )
-    assert done.stdout.strip() == build.sources_hash(), done.stderr
+    assert process.stdout.strip() == build.sources_hash(), process.stderr
 
 
 def test_fastest_instructions_are_an_option() -> None:
     can_run = ("portable", "avx2", "avx512")
-    assert [module.up_to(one, can_run) for one in ("portable", "avx2", "", None)] == [
+    assert [module.up_to(item, can_run) for item in ("portable", "avx2", "", None)] == [
         can_run[:1], can_run[:2], can_run, can_run
     ]  # fmt: skip
     with pytest.raises(ValueError, match=f"{module.FASTEST}='amx'.*portable, avx2, avx512"):
@@ -132,5 +135,5 @@ def test_fastest_instructions_are_an_option() -> None:
 @pytest.mark.usefixtures("forgotten")
 def test_kernels_run_no_faster_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(module.FASTEST, "portable")
-    found = library()
-    assert found is not None and found.instructions == ("portable",) and found.name.endswith(" portable")
+    result = library()
+    assert result is not None and result.instructions == ("portable",) and result.name.endswith(" portable")

@@ -67,9 +67,9 @@ def step() -> Any:
         blocks = jnp.int32(cache_positions(CONTEXT) // 128)
         _, state = model(tokens, lengths, positions, state, blocks)
         head, end = state[-1], positions + lengths
-        one = jnp.ones_like(lengths)
-        after, _ = model.mtp_forward(following[:, None], head.hidden[:, None], one, end, head.layer, blocks)
-        return After(state, model.logits(after)[:, 0])
+        item = jnp.ones_like(lengths)
+        updated, _ = model.mtp_forward(following[:, None], head.hidden[:, None], item, end, head.layer, blocks)
+        return After(state, model.logits(updated)[:, 0])
 
     return lambda *operands: jax.device_get(run(parameters, *operands))
 
@@ -113,21 +113,21 @@ def test_chunked_prefill_leaves_the_rows_of_whole_prompts(step: Any, whole: Afte
     first = np.minimum(LENGTHS, [cut, cut, 1, 1, 0]).astype(np.int32)
     state = step(TEXT, first, START, rows(np.nan), NEXT).state
     rest = np.zeros_like(TEXT)
-    for lane, done in enumerate(first):
-        rest[lane, : TOKENS - done] = TEXT[lane, done:]
-    found = step(rest, LENGTHS - first, first, state, NEXT)
+    for lane, count in enumerate(first):
+        rest[lane, : TOKENS - count] = TEXT[lane, count:]
+    result = step(rest, LENGTHS - first, first, state, NEXT)
     # the gated norm of a delta net divides by the size of small outputs
-    for array, want in zip(jax.tree.leaves(found.head), jax.tree.leaves(whole.head), strict=True):
+    for array, want in zip(jax.tree.leaves(result.head), jax.tree.leaves(whole.head), strict=True):
         np.testing.assert_allclose(array, want, atol=5e-4)
-    np.testing.assert_allclose(found.logits[:4], whole.logits[:4], atol=5e-4)
+    np.testing.assert_allclose(result.logits[:4], whole.logits[:4], atol=5e-4)
 
 
 def test_what_rows_held_has_no_influence(step: Any, whole: After) -> None:
     """The hidden state that a row carries is not looked at where a sequence begins."""
     for fill in (0.0, 7.0, np.inf):
-        found = step(TEXT, LENGTHS, START, rows(fill), NEXT)
-        assert found.logits[:4].tobytes() == whole.logits[:4].tobytes()
-        assert found.head.hidden[:4].tobytes() == whole.head.hidden[:4].tobytes()
+        result = step(TEXT, LENGTHS, START, rows(fill), NEXT)
+        assert result.logits[:4].tobytes() == whole.logits[:4].tobytes()
+        assert result.head.hidden[:4].tobytes() == whole.head.hidden[:4].tobytes()
 
 
 def test_lanes_do_not_see_each_other(step: Any, whole: After) -> None:
@@ -136,9 +136,9 @@ def test_lanes_do_not_see_each_other(step: Any, whole: After) -> None:
     text[0] = 40 - text[0]
     for leaf in jax.tree.leaves(state):
         leaf[0] = np.nan
-    found = step(text, LENGTHS, np.array([5, 0, 0, 0, 0], np.int32), state, NEXT)
-    assert np.isnan(found.logits[0]).any()
-    assert found.logits[1:4].tobytes() == whole.logits[1:4].tobytes()
+    result = step(text, LENGTHS, np.array([5, 0, 0, 0, 0], np.int32), state, NEXT)
+    assert np.isnan(result.logits[0]).any()
+    assert result.logits[1:4].tobytes() == whole.logits[1:4].tobytes()
 
 
 def test_rows_past_the_sequence_are_dead(step: Any, whole: After) -> None:
@@ -148,5 +148,5 @@ def test_rows_past_the_sequence_are_dead(step: Any, whole: After) -> None:
         for lane, length in enumerate(LENGTHS):
             array[lane, :, max(length - 1, 0) + 1 :] = 1e6
     nobody = np.zeros(5, np.int32)
-    found = step(TEXT, nobody, LENGTHS, state, NEXT)
-    assert found.logits[:4].tobytes() == whole.logits[:4].tobytes()
+    result = step(TEXT, nobody, LENGTHS, state, NEXT)
+    assert result.logits[:4].tobytes() == whole.logits[:4].tobytes()

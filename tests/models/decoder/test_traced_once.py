@@ -74,7 +74,7 @@ def test_program_is_that_of_layers_traced_one_by_one(verifying: bool, monkeypatc
     once = program_of(model, verifying=verifying)
     assert traced == {"GatedDeltaNet": 1, "Attention": 1, "Mlp": 1}
     calls = [ir.body_of(eqn) for eqn in once.jaxpr.eqns if eqn.params.get("name") == "_call"]
-    assert (len(calls), len({id(one and one.jaxpr) for one in calls})) == (8, 3)
+    assert (len(calls), len({id(item and item.jaxpr) for item in calls})) == (8, 3)
     monkeypatch.setattr(decoder, "traced_once", lambda module, method, *args: getattr(module, method)(*args))
     each = program_of(model, verifying=verifying)
     assert traced == {"GatedDeltaNet": 4, "Attention": 2, "Mlp": 5}
@@ -91,8 +91,8 @@ def test_modules_share_a_body_and_keep_their_arrays() -> None:
             return [traced_once(module, "apply", x) for module in modules]
 
     Scaled.runs.clear()
-    found = jax.jit(both)(X, (jnp.float32(5), jnp.float32(7), jnp.float32(11)))
-    np.testing.assert_array_equal(found, [X * 10, X * 14, X * 33])
+    result = jax.jit(both)(X, (jnp.float32(5), jnp.float32(7), jnp.float32(11)))
+    np.testing.assert_array_equal(result, [X * 10, X * 14, X * 33])
     assert Scaled.runs == {2.0: 1, 3.0: 1}
 
 
@@ -130,8 +130,8 @@ def test_an_object_is_called_for_each_module() -> None:
     """A function that keeps what it is given would keep values of another trace."""
 
     class Noted(nnx.Module):
-        def apply(self, x: Any, kept: Any) -> Any:
-            kept.seen.append(x * 2)
+        def apply(self, x: Any, stored: Any) -> Any:
+            stored.seen.append(x * 2)
             return x * 2
 
     class Notes:

@@ -101,7 +101,7 @@ def test_a_class_of_another_family_names_that_family() -> None:
         ({"model_type": "bailing_moe_linear", "architectures": ["BailingMoeLinearV2ForCausalLM"]}, "bailing_hybrid"),
         ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "qwen3_5_moe"),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda item: item if isinstance(item, str) else "",
 )
 def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nearest: str) -> None:
     message = refused(fields)

@@ -44,11 +44,11 @@ def test_layers_of_published_nemotron_models(published: dict[str, Any], layers: 
 @pytest.mark.parametrize("part", ["up_proj", "down_proj"])
 def test_both_layouts_of_experts_are_the_same_parameters(part: str) -> None:
     config = tiny("nemotron_latent")
-    found = {weight.path: weight for weight in family_of(config).weights(read(config))}
-    weight = found["layers", 1, "branches", 0, "inner", part]
-    whole, parts = weight.options
+    result = {weight.path: weight for weight in family_of(config).weights(read(config))}
+    weight = result["layers", 1, "branches", 0, "inner", part]
+    full, parts = weight.options
     prefix = "backbone.layers.1.mixer.experts"
-    assert whole == WeightSource({f"{prefix}.{part}": weight.shape})
+    assert full == WeightSource({f"{prefix}.{part}": weight.shape})
     stored = {name: np.full(shape, i, np.float32) for i, (name, shape) in enumerate(parts.shapes.items())}
     assert list(stored) == [f"{prefix}.{expert}.{part}.weight" for expert in range(8)]
     np.testing.assert_array_equal(made(parts, weight.shape, stored), np.stack(list(stored.values())))
@@ -108,13 +108,13 @@ def test_bamba_rotates_half_of_a_head() -> None:
 
 
 def test_factors_of_falcon_move_to_outputs_and_scores() -> None:
-    both, mlp = read(tiny("falcon_base")).layers[0]
-    assert isinstance(both, ParallelConfig)
-    mixer, attention = both.layers
+    pair, mlp = read(tiny("falcon_base")).layers[0]
+    assert isinstance(pair, ParallelConfig)
+    mixer, attention = pair.layers
     assert isinstance(mixer, Mamba2Config) and isinstance(attention, AttentionConfig)
     assert mixer.multipliers == pytest.approx((0.84, 1.08, 1.32, 1.56, 0.96)) and mixer.norm == "none"
     assert attention.scale == pytest.approx(1.3**2 * 0.8 / 4)
-    assert both.multipliers == pytest.approx((0.7, 1.3 * 0.9))
+    assert pair.multipliers == pytest.approx((0.7, 1.3 * 0.9))
     assert mlp == MlpConfig(96, gate_multiplier=0.8, out_multiplier=0.6)
 
 

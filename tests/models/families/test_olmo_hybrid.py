@@ -33,8 +33,8 @@ def test_published_model() -> None:
 
 
 def test_sizes_that_are_not_given_follow_from_others() -> None:
-    few = {name: value for name, value in OLMO.items() if not name.startswith("linear_")}
-    assert read(few).layers == read(OLMO).layers
+    fields = {name: value for name, value in OLMO.items() if not name.startswith("linear_")}
+    assert read(fields).layers == read(OLMO).layers
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_the_convolution_is_the_same_however_it_is_cut() -> None:
     config = read(OLMO)
     weights = family_of(OLMO).weights(config)
     conv = next(weight for weight in weights if weight.path == ("layers", 0, "branches", 0, "inner", "conv1d"))
-    whole = np.arange(11520 * 4, dtype=np.float32).reshape(11520, 1, 4)
+    full = np.arange(11520 * 4, dtype=np.float32).reshape(11520, 1, 4)
     cuts = []
     for source in conv.options:
         sizes = [shape[0] for shape in source.shapes.values()]
-        parts = dict(zip(source.shapes, np.split(whole, np.cumsum(sizes)[:-1]), strict=True))
+        parts = dict(zip(source.shapes, np.split(full, np.cumsum(sizes)[:-1]), strict=True))
         assert all(parts[name].shape == shape for name, shape in source.shapes.items())
-        np.testing.assert_array_equal(made(source, whole.shape, parts), whole)
+        np.testing.assert_array_equal(made(source, full.shape, parts), full)
         cuts.append(sizes)
     assert cuts == [[2880, 2880, 5760], [3840, 3840, 3840]]
 

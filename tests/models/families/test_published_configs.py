@@ -166,9 +166,9 @@ def test_state_of_a_sequence(name: str) -> None:
     config = read(name)
     assert config.unknown_keys == ()
     lines, fixed, token = EXPECTED[name]
-    found = size_of(config)
-    assert (found.fixed, found.token) == (fixed, token)
-    assert sorted(found.lines) == sorted([*lines, f"one sequence: {fixed:,} B and {token:,} B per token"])
+    result = size_of(config)
+    assert (result.fixed, result.token) == (fixed, token)
+    assert sorted(result.lines) == sorted([*lines, f"one sequence: {fixed:,} B and {token:,} B per token"])
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("Qwen")])

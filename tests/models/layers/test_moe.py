@@ -36,14 +36,14 @@ def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -
     logits = w["router.weight"] @ x
     chosen = np.argsort(-logits)[: config.router.per_token]
     share = np.exp(logits[chosen]) / np.exp(logits[chosen]).sum()
-    seen = x if config.latent is None else w["latent_in"] @ x
-    out = np.zeros_like(seen)
+    visible = x if config.latent is None else w["latent_in"] @ x
+    out = np.zeros_like(visible)
     for expert, factor in zip(chosen, share, strict=True):
         if config.activation == "swiglu":
             gate, up = np.split(w["gate_up_proj"][expert], 2)
         else:
             gate, up = None, w["up_proj"][expert]
-        out += factor * feed_forward(seen, gate, up, w["down_proj"][expert])
+        out += factor * feed_forward(visible, gate, up, w["down_proj"][expert])
     if config.latent is not None:
         out = w["latent_out"] @ out
     if config.shared_width:

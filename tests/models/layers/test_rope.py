@@ -39,9 +39,9 @@ def test_as_float64(head: int, size: int, theta: float, positions: list[int], to
     rounded frequency adds; transformers rounds the same way."""
     rng = np.random.default_rng(size)
     x = rng.normal(size=(2, 3, 2, head)).astype(np.float32)
-    at = np.array([positions, positions[::-1]])
-    want = float64_rope(x, at, size, theta)
-    np.testing.assert_allclose(rotate(Rope(size, theta), x, at), want, rtol=0, atol=tolerance * np.abs(x).max())
+    index = np.array([positions, positions[::-1]])
+    want = float64_rope(x, index, size, theta)
+    np.testing.assert_allclose(rotate(Rope(size, theta), x, index), want, rtol=0, atol=tolerance * np.abs(x).max())
 
 
 def test_far_angles_are_the_float32_products_of_position_and_frequency() -> None:
@@ -70,7 +70,7 @@ def test_scores_depend_on_distances_alone() -> None:
     rope = Rope(16, 1e4)
 
     def score(at_query: int, at_key: int) -> float:
-        q, k = (rotate(rope, x, np.array([[at]])) for x, at in ((query, at_query), (key, at_key)))
+        q, k = (rotate(rope, x, np.array([[index]])) for x, index in ((query, at_query), (key, at_key)))
         return float(np.sum(q * k))
 
     assert score(5, 3) == pytest.approx(score(1005, 1003), abs=1e-3)
@@ -79,16 +79,16 @@ def test_scores_depend_on_distances_alone() -> None:
 
 def test_every_lane_has_its_own_positions() -> None:
     x = np.random.default_rng(2).normal(size=(1, 3, 1, 8)).astype(np.float32)
-    both = rotate(Rope(8, 1e4), np.concatenate([x, x]), np.array([[0, 1, 2], [100, 101, 102]]))
-    assert both[0].tobytes() == rotate(Rope(8, 1e4), x, np.array([[0, 1, 2]]))[0].tobytes()
-    assert both[1].tobytes() == rotate(Rope(8, 1e4), x, np.array([[100, 101, 102]]))[0].tobytes()
+    pair = rotate(Rope(8, 1e4), np.concatenate([x, x]), np.array([[0, 1, 2], [100, 101, 102]]))
+    assert pair[0].tobytes() == rotate(Rope(8, 1e4), x, np.array([[0, 1, 2]]))[0].tobytes()
+    assert pair[1].tobytes() == rotate(Rope(8, 1e4), x, np.array([[100, 101, 102]]))[0].tobytes()
 
 
 def test_gradients_are_the_rotation_back() -> None:
     """The rotation is orthogonal: pulling y back gives x."""
-    rope, at = Rope(8, 1e4), jnp.array([[3, 1000]], jnp.int32)
+    rope, index = Rope(8, 1e4), jnp.array([[3, 1000]], jnp.int32)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, 2, 1, 12)), jnp.float32)
-    y, pull = jax.vjp(lambda x: run(rope, x, at), x)
+    y, pull = jax.vjp(lambda x: run(rope, x, index), x)
     np.testing.assert_allclose(pull(y)[0], x, atol=1e-5)
 
 

@@ -60,10 +60,10 @@ def test_choices_and_weights(name: str, dtype: jax.typing.DTypeLike) -> None:
     weights, experts = jax.device_get(jax.jit(lambda router, rows: router(rows))(router, rows))
     assert weights.dtype == np.float32 and experts.dtype == np.int32
     bias = values["bias"].astype(np.float64) if config.bias else None
-    for row, found_weights, found in zip(rows, weights, experts, strict=True):
+    for row, found_weights, result in zip(rows, weights, experts, strict=True):
         want = expected(config, np.asarray(stored.astype(jnp.float32)), bias, row)
-        assert set(found.tolist()) == want.keys()
-        np.testing.assert_allclose(found_weights, [want[expert] for expert in found.tolist()], rtol=1e-5, atol=1e-6)
+        assert set(result.tolist()) == want.keys()
+        np.testing.assert_allclose(found_weights, [want[expert] for expert in result.tolist()], rtol=1e-5, atol=1e-6)
 
 
 def test_a_bias_moves_the_choice_but_not_the_weight() -> None:

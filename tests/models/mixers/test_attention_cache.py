@@ -39,9 +39,9 @@ def test_append_writes_real_tokens_only() -> None:
     cache = cache_of(3, 1, jnp.nan)
     key = np.arange(3 * 2 * KV_HEADS * SIZE, dtype=np.float32).reshape(3, 2, KV_HEADS, SIZE)
     value = np.ones((3, 2, KV_HEADS, VALUE), np.float32)
-    at = np.array([[0, 1], [126, 127], [5, 6]], np.int32)
+    index = np.array([[0, 1], [126, 127], [5, 6]], np.int32)
     valid = np.array([[True, False], [True, True], [False, False]])
-    new = jax.jit(append)(cache, key, value, at, valid)
+    new = jax.jit(append)(cache, key, value, index, valid)
     written = np.all(np.isfinite(np.asarray(new.key)), axis=(1, 3))
     assert [np.flatnonzero(row).tolist() for row in written] == [[0], [126, 127], []]
     np.testing.assert_array_equal(np.asarray(new.key)[1, :, 127], key[1, 1])
@@ -56,11 +56,13 @@ def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
 def test_places_that_append_writes_are_distinct() -> None:
     """Unique indices, as XLA is told: else a GPU would compare and swap each number. Padding tokens included."""
     cache, new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
-    at, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
+    index, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))
-    scatters = [one for one in ir.all_eqns(program(cache.key, new, at, valid).jaxpr) if one.primitive.name == "scatter"]
-    assert [one.params["unique_indices"] for one in scatters] == [True]
-    places = np.asarray(write_places(jnp.asarray(at), jnp.asarray(valid), KV_BLOCK))
+    scatters = [
+        eqn for eqn in ir.all_eqns(program(cache.key, new, index, valid).jaxpr) if eqn.primitive.name == "scatter"
+    ]
+    assert [item.params["unique_indices"] for item in scatters] == [True]
+    places = np.asarray(write_places(jnp.asarray(index), jnp.asarray(valid), KV_BLOCK))
     assert all(len(set(row.tolist())) == 3 for row in places)
     assert (places[valid] == 0).all() and (places[~valid] >= KV_BLOCK).all()
 
@@ -72,7 +74,7 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
     layer = nnx.eval_shape(lambda: AttentionConfig(4, 2, 64, devices=Devices(platform="tpu")).build(16, nnx.Rngs(0)))
     size = state_size([layer], jnp.bfloat16)
     assert (size.token, size.unused) == (2 * 2 * 128 * 2, 2 * 2 * 64 * 2)
-    assert [one.shape for one in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
+    assert [array.shape for array in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
         (3, 2, 256, 128)
     ] * 2
 
@@ -92,18 +94,18 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
     assert cache.value is not None
     key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
     value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
-    at = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
+    index = np.broadcast_to(np.arange(length, dtype=np.int32), (2, length))
     new = widened(jnp.asarray(key), cache.key.shape[3]), widened(jnp.asarray(value), cache.value.shape[3])
-    cache = jax.jit(append)(cache, *new, at, np.ones((2, length), bool))
+    cache = jax.jit(append)(cache, *new, index, np.ones((2, length), bool))
     query = rng.normal(size=(2, 2, HEADS, SIZE)).astype(np.float32)
     positions = np.array([[length - 1, length], [max(length - 2, 0), 0]], np.int32)
     valid = np.array([[True, False], [True, True]])
     run = jax.jit(partial(attend, value_size=VALUE, devices=Devices(platform=platform)))
     out = np.asarray(run(query, cache, positions, valid, np.int32(blocks)))
     for lane, token in ((0, 0), (1, 0), (1, 1)):
-        seen = int(positions[lane, token]) + 1
+        visible = int(positions[lane, token]) + 1
         for head in range(HEADS):
-            k, v = key[lane, :seen, head // 2].astype(np.float64), value[lane, :seen, head // 2]
+            k, v = key[lane, :visible, head // 2].astype(np.float64), value[lane, :visible, head // 2]
             scores = k @ query[lane, token, head]
             p = np.exp(scores - scores.max())
             np.testing.assert_allclose(out[lane, token, head], p / p.sum() @ v, atol=1e-5)

@@ -36,15 +36,15 @@ def test_chunks_equal_single_tokens_at_every_length(config: KimiDeltaAttentionCo
 def test_decay_is_its_formula(config: KimiDeltaAttentionConfig) -> None:
     mixer, c = layer(config), config
     x = np.random.default_rng(1).normal(size=(2, 3, HIDDEN)).astype(np.float32) * 3
-    found = np.asarray(jax.jit(lambda mixer, x: mixer.log_decay(x))(mixer, x))
+    result = np.asarray(jax.jit(lambda mixer, x: mixer.log_decay(x))(mixer, x))
     f = x.astype(np.float64)
     for matrix in (mixer.decay.down, mixer.decay.up):
         f = f if matrix is None else f @ np.asarray(matrix[...], np.float64).T
     f = (f + np.asarray(mixer.dt_bias[...])).reshape(2, 3, c.heads, c.head_size)
     rate = np.exp(np.asarray(mixer.A_log[...], np.float64))[:, None]
     expected = -rate * np.logaddexp(0, f) if c.lower_bound is None else c.lower_bound / (1 + np.exp(-rate * f))
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert (found <= 0).all()
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+    assert (result <= 0).all()
 
 
 def test_widths_of_the_published_48b_model() -> None:

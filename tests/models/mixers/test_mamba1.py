@@ -26,8 +26,8 @@ def layer(config: Mamba1Config) -> tuple[Mamba1, dict[str, np.ndarray]]:
         parameters[name] = (array + name.endswith("_norm")).astype(np.float32)
         return parameters[name]
 
-    made = filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
-    return made, {name: array.astype(np.float64) for name, array in parameters.items()}
+    built = filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
+    return built, {name: array.astype(np.float64) for name, array in parameters.items()}
 
 
 def mamba1(x: np.ndarray, p: dict[str, np.ndarray], config: Mamba1Config) -> tuple[np.ndarray, np.ndarray]:

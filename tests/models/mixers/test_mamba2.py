@@ -32,8 +32,8 @@ def layer(config: Mamba2Config) -> tuple[Mamba2, dict[str, np.ndarray]]:
     def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
         scale = 0.5 if len(shape) == 1 else shape[-1] ** -0.5
         array = (rng.normal(size=shape) * scale + (name == "norm")).astype(np.float32)
-        found = names.get(name, name if name in ("A_log", "dt_bias", "D") else f"{name}.weight")
-        weights[found] = array.astype(np.float64)
+        result = names.get(name, name if name in ("A_log", "dt_bias", "D") else f"{name}.weight")
+        weights[result] = array.astype(np.float64)
         return array
 
     return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value), weights

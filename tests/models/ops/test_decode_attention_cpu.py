@@ -53,33 +53,33 @@ def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
     lanes = len(POSITIONS)
     lengths = np.array([max(tokens - k % 3, 1) for k in range(lanes)], np.int32)
     lengths[1] = 0
-    query, key = (rng.normal(size=(lanes, tokens, one, size)).astype(np.float32) for one in (heads, kv_heads))
+    query, key = (rng.normal(size=(lanes, tokens, count, size)).astype(np.float32) for count in (heads, kv_heads))
     value = rng.normal(size=(lanes, tokens, kv_heads, value_size)).astype(np.float32)
-    caches = [rng.normal(size=(lanes, kv_heads, CONTEXT, one)).astype(np.float32) for one in (size, value_size)]
+    caches = [rng.normal(size=(lanes, kv_heads, CONTEXT, count)).astype(np.float32) for count in (size, value_size)]
     for lane, (length, position) in enumerate(zip(lengths, POSITIONS, strict=True)):
-        for one in (query, key, value):
-            one[lane, length:] = np.nan
-        for one in caches:
-            one[lane, :, position:] = np.nan
-    keys, values = (jnp.asarray(one, dtype) for one in caches)
+        for array in (query, key, value):
+            array[lane, length:] = np.nan
+        for array in caches:
+            array[lane, :, position:] = np.nan
+    keys, values = (jnp.asarray(array, dtype) for array in caches)
     rest = (None, (keys, None)) if kind == "latent" else (jnp.asarray(value), (keys, values))
-    at = jnp.array(POSITIONS, jnp.int32)
-    return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), at)
+    index = jnp.array(POSITIONS, jnp.int32)
+    return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), index)
 
 
-def kernel(kind: str, given: AttentionInputs, **settings: Any) -> Any:
-    return jax.jit(partial(decode_attention_cpu, value_size=KINDS[kind][3], **settings))(given)
+def kernel(kind: str, operands: AttentionInputs, **settings: Any) -> Any:
+    return jax.jit(partial(decode_attention_cpu, value_size=KINDS[kind][3], **settings))(operands)
 
 
-def operation(kind: str, devices: Devices, given: AttentionInputs, blocks: Any = CONTEXT // 128) -> Any:
-    query, key, value, caches, lengths, positions = given
-    valid = jnp.arange(given.query.shape[1])[None] < lengths[:, None]
+def operation(kind: str, devices: Devices, operands: AttentionInputs, blocks: Any = CONTEXT // 128) -> Any:
+    query, key, value, caches, lengths, positions = operands
+    valid = jnp.arange(operands.query.shape[1])[None] < lengths[:, None]
     info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks)
     return append_and_attend(query, key, value, KVCache(*caches), info, KINDS[kind][3], devices)
 
 
-def same(one: Any, other: Any) -> None:
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+def same(item: Any, other: Any) -> None:
+    for a, b in zip(jax.tree.leaves(item), jax.tree.leaves(other), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -89,93 +89,96 @@ def same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> None:
     for tokens in (1, 3):
-        given = inputs(kind, tokens, dtype)
-        found, caches = kernel(kind, given, instructions=instructions)
-        expected, after = jax.jit(partial(operation, kind, Devices()))(given)
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
-        same(caches, tuple(after))
-        assert np.isfinite(found).all()
+        operands = inputs(kind, tokens, dtype)
+        result, caches = kernel(kind, operands, instructions=instructions)
+        expected, updated = jax.jit(partial(operation, kind, Devices()))(operands)
+        np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-6)
+        same(caches, tuple(updated))
+        assert np.isfinite(result).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_together_and_one_by_one(kind: str) -> None:
     tokens = 40  # more query rows than are computed together
-    given = inputs(kind, tokens)
-    found, caches = kernel(kind, given)
-    held = given.caches
+    operands = inputs(kind, tokens)
+    result, caches = kernel(kind, operands)
+    cache = operands.caches
     for token in range(tokens):
-        one = jax.tree.map(lambda x, token=token: x[:, token : token + 1], given[:3])
-        real = (given.lengths > token).astype(jnp.int32)
-        out, held = kernel(kind, of(*one, held, real, given.positions + token))
-        np.testing.assert_array_equal(out[:, 0], found[:, token])
-    same(held, caches)
+        item = jax.tree.map(lambda x, token=token: x[:, token : token + 1], operands[:3])
+        real = (operands.lengths > token).astype(jnp.int32)
+        out, cache = kernel(kind, of(*item, cache, real, operands.positions + token))
+        np.testing.assert_array_equal(out[:, 0], result[:, token])
+    same(cache, caches)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_keep_their_bits(kind: str) -> None:
     """Alone, in a batch, and beside lanes that hold what would show in any other."""
-    given = inputs(kind, 3)
-    expected = kernel(kind, given)
+    operands = inputs(kind, 3)
+    expected = kernel(kind, operands)
     lanes = range(len(POSITIONS))
     for lane, other in itertools.product(lanes, (jnp.nan, jnp.inf)):
-        poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), given[:4])
-        others = np.delete(np.array(lanes), lane)
-        found = kernel(kind, of(*poisoned, *given[4:]))
-        same(*(jax.tree.map(lambda x, others=others: x[others], one) for one in (found, expected)))
+        poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), operands[:4])
+        neighbours = np.delete(np.array(lanes), lane)
+        result = kernel(kind, of(*poisoned, *operands[4:]))
+        same(*(jax.tree.map(lambda x, neighbours=neighbours: x[neighbours], item) for item in (result, expected)))
     for lane in lanes:
-        alone = kernel(kind, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], given))
-        same(alone, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], expected))
+        single = kernel(kind, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands))
+        same(single, jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], expected))
 
 
 def test_attention_chooses_it() -> None:
-    def calls(kind: str, given: AttentionInputs, devices: Devices = HERE) -> list[str]:
-        traced = str(jax.make_jaxpr(partial(operation, kind, devices))(given, np.int32(2)))
+    def calls(kind: str, operands: AttentionInputs, devices: Devices = HERE) -> list[str]:
+        traced = str(jax.make_jaxpr(partial(operation, kind, devices))(operands, np.int32(2)))
         return [name for name in (ATTENTION, LATENT_ATTENTION) if f"target_name={name}\n" in traced]
 
     for tokens in (1, 40):
         assert calls("grouped", inputs("grouped", tokens)) == [ATTENTION]
         assert calls("latent", inputs("latent", tokens)) == [LATENT_ATTENTION]
-    given = inputs("grouped", 1)
+    operands = inputs("grouped", 1)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="tpu", kernels="auto")):
-        assert not calls("grouped", given, other)
-    keys, values = given.caches
+        assert not calls("grouped", operands, other)
+    keys, values = operands.caches
     stored = (jnp.pad(keys, ((0, 0),) * 3 + ((0, 1),)), values)
     for wrong in (
-        given._replace(caches=(keys.astype(jnp.float16),) * 2),
-        given._replace(caches=(keys.astype(jnp.bfloat16), values)),
-        given._replace(caches=stored),
+        operands._replace(caches=(keys.astype(jnp.float16),) * 2),
+        operands._replace(caches=(keys.astype(jnp.bfloat16), values)),
+        operands._replace(caches=stored),
     ):
         assert KERNEL.unsupported(wrong, KINDS["grouped"][3])
 
 
 @pytest.mark.parametrize("kind", ["grouped", "latent"])
 def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
-    given = jax.tree.map(jnp.nan_to_num, inputs(kind, 2))
+    operands = jax.tree.map(jnp.nan_to_num, inputs(kind, 2))
 
     def loss(devices: Devices, blocks: Any, tokens: Any, caches: Any) -> Any:
-        out, after = operation(kind, devices, of(*tokens, caches, *given[4:]), blocks)
-        return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(one**2) for one in jax.tree.leaves(after))
+        out, updated = operation(kind, devices, of(*tokens, caches, *operands[4:]), blocks)
+        return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(array**2) for array in jax.tree.leaves(updated))
 
-    at = given[:3], given.caches
+    index = operands[:3], operands.caches
 
-    def derivatives(devices: Devices, blocks: Any, *at: Any) -> Any:
-        return jax.grad(partial(loss, devices, blocks), (0, 1))(*at)
+    def derivatives(devices: Devices, blocks: Any, *index: Any) -> Any:
+        return jax.grad(partial(loss, devices, blocks), (0, 1))(*index)
 
-    expected = jax.jit(partial(derivatives, Devices(), 2))(*at)
-    for found in (jax.jit(partial(derivatives, HERE, 2))(*at), jax.jit(partial(derivatives, HERE))(np.int32(2), *at)):
-        for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    expected = jax.jit(partial(derivatives, Devices(), 2))(*index)
+    for result in (
+        jax.jit(partial(derivatives, HERE, 2))(*index),
+        jax.jit(partial(derivatives, HERE))(np.int32(2), *index),
+    ):
+        for item, other in zip(*map(jax.tree.leaves, (result, expected)), strict=True):
+            np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_mesh_is_left_to_xla() -> None:
-    given = inputs("grouped", 1)
+    operands = inputs("grouped", 1)
     mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
     heads, cache = PartitionSpec(None, None, "model"), PartitionSpec(None, "model")
     specs = of(heads, heads, heads, (cache, cache), PartitionSpec(), PartitionSpec())
     split = jax.shard_map(
-        lambda given: operation("grouped", HERE, given), mesh=mesh, in_specs=(specs,), out_specs=(heads, cache)
+        lambda operands: operation("grouped", HERE, operands), mesh=mesh, in_specs=(specs,), out_specs=(heads, cache)
     )
-    assert "ffi_call" not in str(jax.make_jaxpr(split)(given))
+    assert "ffi_call" not in str(jax.make_jaxpr(split)(operands))
 
 
 def step(caches: Any, lengths: Any, rest: Any, value_size: int = 16) -> Any:
@@ -191,15 +194,15 @@ def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
 def test_step_is_certified_and_in_place(kind: str) -> None:
     args, form = arguments(kind), partial(step, value_size=KINDS[kind][3])
     compiled = compile_step(form, args, CONTRACTS[kind])
-    assert {"idle", "dimensions"} <= {one.id for one in compiled.certificate.proved}
-    (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(LATENT_ATTENTION if kind == "latent" else ATTENTION)
     expected = jax.jit(form)(*args)
     caches = jax.tree.map(jnp.array, args[0])
-    where = [one.unsafe_buffer_pointer() for one in jax.tree.leaves(caches)]
-    found = compiled(caches, *args[1:])
-    assert [one.unsafe_buffer_pointer() for one in jax.tree.leaves(found[1])] == where
-    same(found, expected)
+    where = [array.unsafe_buffer_pointer() for array in jax.tree.leaves(caches)]
+    result = compiled(caches, *args[1:])
+    assert [array.unsafe_buffer_pointer() for array in jax.tree.leaves(result[1])] == where
+    same(result, expected)
 
 
 def test_proof_believes_the_declaration_and_nothing_more() -> None:
@@ -212,12 +215,12 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
         return step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
 
     def values_for_keys(caches: Any, lengths: Any, rest: Any) -> Any:
-        out, after = step(caches[::-1], lengths, rest)
-        return out, after[::-1]
+        out, updated = step(caches[::-1], lengths, rest)
+        return out, updated[::-1]
 
     def read_behind(caches: Any, lengths: Any, rest: Any) -> Any:
-        out, after = step(caches, lengths, rest)
-        return out + jnp.sum(caches[0], axis=(1, 2, 3), dtype=jnp.float32)[:, None, None, None], after
+        out, updated = step(caches, lengths, rest)
+        return out + jnp.sum(caches[0], axis=(1, 2, 3), dtype=jnp.float32)[:, None, None, None], updated
 
     prove_isolation(step, args, contract)
     for wrong in (always_busy, other_lanes, values_for_keys, read_behind):
@@ -232,8 +235,8 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 
 def test_lengths_are_checked() -> None:
-    given = inputs("grouped", 2)
+    operands = inputs("grouped", 2)
     for wrong in (-1, 3):
-        lengths = given.lengths.at[2].set(wrong)
+        lengths = operands.lengths.at[2].set(wrong)
         with pytest.raises(jax.errors.JaxRuntimeError, match="lane 2"):
-            jax.block_until_ready(kernel("grouped", given._replace(lengths=lengths)))
+            jax.block_until_ready(kernel("grouped", operands._replace(lengths=lengths)))

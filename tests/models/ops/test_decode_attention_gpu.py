@@ -30,40 +30,40 @@ def operands(
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes, ends = len(lengths), np.array(lengths, np.int32)
     query = rng.normal(size=(lanes, tokens, heads, size)).astype(np.float32)
-    key, value = (rng.normal(size=(lanes, kv_heads, context, one)).astype(np.float32) for one in (size, value_size))
+    key, value = (rng.normal(size=(lanes, kv_heads, context, count)).astype(np.float32) for count in (size, value_size))
     first = np.maximum(ends - tokens, 0)
     valid = np.arange(tokens)[None] < (ends - first)[:, None]
     for lane, length in enumerate(lengths):
         key[lane, :, length:] = value[lane, :, length:] = np.nan
         query[lane, ~valid[lane]] = np.nan
     cache = KVCache(jnp.asarray(key, dtype), None if kind == "latent" else jnp.asarray(value, dtype))
-    at = (first[:, None] + np.arange(tokens)[None]).astype(np.int32)
-    return jnp.asarray(query), cache, jnp.asarray(at), jnp.asarray(valid)
+    index = (first[:, None] + np.arange(tokens)[None]).astype(np.int32)
+    return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid)
 
 
-def run(kind: str, given: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu") -> np.ndarray:
-    value_size, blocks = KINDS[kind][3], given[1].key.shape[2] // 128
+def run(kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu") -> np.ndarray:
+    value_size, blocks = KINDS[kind][3], inputs[1].key.shape[2] // 128
     form = partial(attend, blocks=blocks, value_size=value_size, devices=Devices(platform=platform, kernels=kernels))
-    return np.asarray(jax.jit(form)(*given))
+    return np.asarray(jax.jit(form)(*inputs))
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("tokens", "dtype"), [(1, jnp.float32), (3, jnp.bfloat16)])
 def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:
-    given = operands(kind, tokens, dtype)
-    found = run(kind, given)
-    np.testing.assert_allclose(found, run(kind, given, "off"), rtol=2e-5, atol=2e-6)
-    assert np.isfinite(found).all() and not found[~np.asarray(given[3])].any()
+    inputs = operands(kind, tokens, dtype)
+    result = run(kind, inputs)
+    np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=2e-6)
+    assert np.isfinite(result).all() and not result[~np.asarray(inputs[3])].any()
 
 
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
     """Parts and turns that do not divide the cache, in the kernel and in the plain form for GPUs."""
-    given = operands(kind, 2, context=5 * 128, lengths=(0, 3, 511, 513, 640))
-    found = run(kind, given, kernels, "gpu")
-    np.testing.assert_allclose(found, run(kind, given, "off"), rtol=2e-5, atol=2e-6)
+    inputs = operands(kind, 2, context=5 * 128, lengths=(0, 3, 511, 513, 640))
+    result = run(kind, inputs, kernels, "gpu")
+    np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("last", [-1, 0, 63, 64, 8191, 131071])
@@ -81,26 +81,26 @@ def test_the_number_of_parts_needs_no_divisor() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_keep_their_bits(kind: str) -> None:
-    query, cache, at, valid = operands(kind, 2)
-    expected = run(kind, (query, cache, at, valid))
+    query, cache, index, valid = operands(kind, 2)
+    expected = run(kind, (query, cache, index, valid))
     for bad in (0, 1):
-        poisoned = jax.tree.map(lambda one, bad=bad: one.at[bad::2].set(jnp.nan), (query, cache))
-        found = run(kind, (*poisoned, at, valid))
-        others = np.arange(len(LENGTHS)) % 2 != bad
-        np.testing.assert_array_equal(found[others], expected[others])
+        poisoned = jax.tree.map(lambda array, bad=bad: array.at[bad::2].set(jnp.nan), (query, cache))
+        result = run(kind, (*poisoned, index, valid))
+        other_lanes = np.arange(len(LENGTHS)) % 2 != bad
+        np.testing.assert_array_equal(result[other_lanes], expected[other_lanes])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernel_is_proved_from_the_inside(kind: str) -> None:
-    query, cache, at, valid = operands(kind, 2)
+    query, cache, index, valid = operands(kind, 2)
 
-    def step(caches: Any, query: Any, at: Any, valid: Any) -> Any:
+    def step(caches: Any, query: Any, index: Any, valid: Any) -> Any:
         form = partial(attend, blocks=CONTEXT // 128, value_size=KINDS[kind][3], devices=Devices(kernels="interpret"))
-        return form(query, caches, at, valid), caches
+        return form(query, caches, index, valid), caches
 
     pool = Pool("rows", dims=("lane", "kv_head", "context", "value"))
     contract = LaneContract((pool, Lane(), Lane(), Lane()), (Lane(), pool))
-    proof = prove_isolation(step, (cache, query, at, valid), contract)
+    proof = prove_isolation(step, (cache, query, index, valid), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)
 

@@ -101,14 +101,16 @@ def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
         return jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
 
     of_x, of_w = jax.jit(jax.grad(run, argnums=(0, 1)))(x, w)
-    here, exact = expert < EXPERTS, np.asarray(w, np.float64)
-    np.testing.assert_allclose(of_x[here], np.einsum("roi,ro->ri", exact[expert[here]], upward[here]), atol=1e-5)
-    assert (np.asarray(of_x)[~here] == 0).all()
+    present, exact = expert < EXPERTS, np.asarray(w, np.float64)
+    np.testing.assert_allclose(
+        of_x[present], np.einsum("roi,ro->ri", exact[expert[present]], upward[present]), atol=1e-5
+    )
+    assert (np.asarray(of_x)[~present] == 0).all()
     want = np.zeros_like(exact)
-    np.add.at(want, expert[here], np.einsum("ro,ri->roi", upward[here].astype(np.float64), x[here]))
+    np.add.at(want, expert[present], np.einsum("ro,ri->roi", upward[present].astype(np.float64), x[present]))
     np.testing.assert_allclose(of_w, want, atol=1e-4)
     program = jax.make_jaxpr(jax.grad(run, argnums=(0, 1)))(x, w)
-    assert "ragged_dot_general" not in {one.primitive.name for one in ir.all_eqns(program.jaxpr)}
+    assert "ragged_dot_general" not in {eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr)}
 
 
 @pytest.mark.each_value
@@ -138,16 +140,16 @@ def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
     """The other rows keep their bits, whatever they hold. No row is multiplied by a matrix that is not its own."""
     x, expert = rows(count)
     away = np.arange(count) % 3 == 1
-    whole = np.asarray(expert_dot(x, weights(), expert))
-    marked, held = np.where(away, EXPERTS, expert).astype(np.int32), ~away
+    complete = np.asarray(expert_dot(x, weights(), expert))
+    marked, local_rows = np.where(away, EXPERTS, expert).astype(np.int32), ~away
     x[away] = np.nan
-    found = np.asarray(expert_dot(x, weights(), marked, absent=True))
-    assert found[held].tobytes() == whole[held].tobytes()
-    assert found[away].tobytes() == np.zeros_like(found[away]).tobytes()
+    result = np.asarray(expert_dot(x, weights(), marked, absent=True))
+    assert result[local_rows].tobytes() == complete[local_rows].tobytes()
+    assert result[away].tobytes() == np.zeros_like(result[away]).tobytes()
     for platform in ("gpu", "tpu"):
         devices = Devices(platform=platform)
         other = np.asarray(expert_dot(np.where(away[:, None], 0, x), weights(), marked, absent=True, devices=devices))
-        np.testing.assert_allclose(other[held], whole[held], atol=1e-5)
+        np.testing.assert_allclose(other[local_rows], complete[local_rows], atol=1e-5)
         assert (other[away] == 0).all()
 
 
@@ -155,15 +157,15 @@ def primitives(platform: str, count: int) -> set[str]:
     x, expert = rows(count)
     product = partial(expert_dot, devices=Devices(platform=platform))
     program = jax.make_jaxpr(product)(x, weights(jnp.bfloat16), expert)
-    return {one.primitive.name for one in ir.all_eqns(program.jaxpr)}
+    return {eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr)}
 
 
 @pytest.mark.parametrize("count", [1, MAX_SORTED_ROWS * EXPERTS, MAX_SORTED_ROWS * EXPERTS + 1])
 def test_only_tpus_have_a_ragged_product(count: int) -> None:
     """XLA:GPU expands rows to all experts in it. There each of few rows reads its own matrix, and more read all."""
-    found = {platform: primitives(platform, count) for platform in ("cpu", "gpu", "tpu")}
-    assert {name for name, one in found.items() if "ragged_dot_general" in one} == {"tpu"}
-    assert ("while" in found["gpu"]) == (count > MAX_SORTED_ROWS * EXPERTS)
+    result = {platform: primitives(platform, count) for platform in ("cpu", "gpu", "tpu")}
+    assert {name for name, item in result.items() if "ragged_dot_general" in item} == {"tpu"}
+    assert ("while" in result["gpu"]) == (count > MAX_SORTED_ROWS * EXPERTS)
 
 
 def test_rows_beyond_a_pass_keep_their_bits() -> None:
@@ -173,6 +175,6 @@ def test_rows_beyond_a_pass_keep_their_bits() -> None:
     spread = np.asarray(jax.jit(grouped_form)(x, weights(), expert))
     full = np.where(np.arange(count) % 4 == 0, expert, 3).astype(np.int32)
     crowded = np.asarray(jax.jit(grouped_form)(x, weights(), full))
-    same = full == expert
-    assert np.bincount(full).max() > 64 and same.sum() > MIN_PASS_ROWS
-    assert crowded[same].tobytes() == spread[same].tobytes()
+    equal = full == expert
+    assert np.bincount(full).max() > 64 and equal.sum() > MIN_PASS_ROWS
+    assert crowded[equal].tobytes() == spread[equal].tobytes()

@@ -54,11 +54,11 @@ def test_rows_keep_their_bits() -> None:
     """NaN in every other row, or in the matrix of an expert, reaches no row of another one."""
     x, weight, expert = operands(60)
     expected = np.asarray(run(x, weight, expert))
-    found = np.asarray(run(x.at[::2].set(jnp.nan), weight, expert))
-    np.testing.assert_array_equal(found[1::2], expected[1::2])
-    found = np.asarray(run(x, weight.at[2].set(jnp.nan), expert))
-    others = np.asarray(expert) != 2
-    np.testing.assert_array_equal(found[others], expected[others])
+    result = np.asarray(run(x.at[::2].set(jnp.nan), weight, expert))
+    np.testing.assert_array_equal(result[1::2], expected[1::2])
+    result = np.asarray(run(x, weight.at[2].set(jnp.nan), expert))
+    other_lanes = np.asarray(expert) != 2
+    np.testing.assert_array_equal(result[other_lanes], expected[other_lanes])
     turned = np.asarray(run(x[::-1], weight, expert[::-1]))
     np.testing.assert_array_equal(turned[::-1], expected)
 
@@ -70,14 +70,14 @@ def test_rows_keep_their_bits() -> None:
 )
 def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, dtype: str) -> None:
     """Rows of absent experts are zero, and NaN in every other row reaches no row beside it."""
-    weight, here = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
+    weight, devices = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
     expert = operands(37)[2]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(37, 96)), jnp.float32)
-    product = jax.jit(lambda x, one: experts_product(x, one, expert, True, here))
-    found = np.asarray(product(x, weight))
-    np.testing.assert_array_equal(found, run(x, jax.jit(type(weight).numbers)(weight), expert))
-    assert (found[np.asarray(expert) == EXPERTS] == 0).all()
-    np.testing.assert_array_equal(product(x.at[::2].set(jnp.nan), weight)[1::2], found[1::2])
+    product = jax.jit(lambda x, weight: experts_product(x, weight, expert, True, devices))
+    result = np.asarray(product(x, weight))
+    np.testing.assert_array_equal(result, run(x, jax.jit(type(weight).numbers)(weight), expert))
+    assert (result[np.asarray(expert) == EXPERTS] == 0).all()
+    np.testing.assert_array_equal(product(x.at[::2].set(jnp.nan), weight)[1::2], result[1::2])
 
 
 def test_groups_of_experts_that_tiles_do_not_hold() -> None:

@@ -42,7 +42,7 @@ def compiled(
 ) -> tuple[int, Kernels]:
     """Return the bytes of scratch, and the operations."""
     place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
-    args = jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place), shapes)
+    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
     lowered = jax.jit(fn, donate_argnums=donated).lower(*args)
     program = compile_with_assignment(lowered, None)
     executable = read(program.compiled, program.dump)
@@ -60,12 +60,12 @@ def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
 def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
     experts, out, inputs = 64, 256, 512
     weight = array(experts, out, inputs, dtype=BF16)
-    scratch, found = compiled(
+    scratch, result = compiled(
         lambda *args: expert_dot(*args, devices=GPU), array(rows, inputs), weight, array(rows, dtype=I32)
     )
-    held = 2 * experts * out * inputs
-    assert scratch < held, "rows for each expert, or weights in another order, are more"
-    assert found.moved < 2 * held
+    weight_bytes = 2 * experts * out * inputs
+    assert scratch < weight_bytes, "rows for each expert, or weights in another order, are more"
+    assert result.moved < 2 * weight_bytes
 
 
 def test_gradients_do_not_expand_rows_to_all_experts() -> None:
@@ -90,10 +90,10 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
 
     vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
     mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)
-    scratch, found = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
+    scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
     once = 4 * lanes * heads * size * size
     assert scratch < once / 4
-    assert found.moved < (3.2 if step is delta_rule_step else 2.2) * once
+    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * once
 
 
 @pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
@@ -101,16 +101,16 @@ def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, most: f
     """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
-    _, found = compiled(
-        lambda query, key, value, at, valid, blocks: attend(
-            query, KVCache(key, value), at, valid, blocks, devices=GPU
+    _, result = compiled(
+        lambda query, key, value, index, valid, blocks: attend(
+            query, KVCache(key, value), index, valid, blocks, devices=GPU
         ),
         array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
         array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
     )  # fmt: skip
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
-    assert found.moved_in_a_turn < most * a_turn
-    assert found.moved < a_turn, "no cache is turned in front of the loop"
+    assert result.moved_in_a_turn < most * a_turn
+    assert result.moved < a_turn, "no cache is turned in front of the loop"
 
 
 @cache
@@ -125,13 +125,13 @@ def cases() -> dict[str, Any]:
 def test_kernels_move_each_array_once(name: str, target: str) -> None:
     """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
     operation, arrays = cases()[name]
-    types = jax.tree.map(lambda one: array(*one.shape, dtype=one.dtype), arrays)
+    types = jax.tree.map(lambda leaf: array(*leaf.shape, dtype=leaf.dtype), arrays)
     donated = STATES.get(name.partition(",")[0], (5,))
-    scratch, found = compiled(partial(operation, kernels="auto"), *types, donated=donated, target=target)
-    assert any("_kernel" in one.op_name for one in found.kernels)
+    scratch, result = compiled(partial(operation, kernels="auto"), *types, donated=donated, target=target)
+    assert any("_kernel" in kernel.op_name for kernel in result.kernels)
     results = jax.eval_shape(partial(operation, kernels="off"), *types)
-    needed = sum(one.size * one.dtype.itemsize for one in jax.tree.leaves((types, results)))
-    assert found.moved < 1.5 * needed and scratch < needed
+    needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((types, results)))
+    assert result.moved < 1.5 * needed and scratch < needed
 
 
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
@@ -139,15 +139,15 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
     """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
 
-    def latent(query, key, at, valid):
-        return attend(query, KVCache(key, None), at, valid, 4, 512, devices=GPU)
+    def latent(query, key, index, valid):
+        return attend(query, KVCache(key, None), index, valid, 4, 512, devices=GPU)
 
-    def wide(query, key, value, at, valid):
-        return attend(query, KVCache(key, value), at, valid, 4, devices=GPU)
+    def wide(query, key, value, index, valid):
+        return attend(query, KVCache(key, value), index, valid, 4, devices=GPU)
 
-    at, valid, wide_rows = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_), (lanes, 2, context, 256)
+    index, valid, wide_rows = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_), (lanes, 2, context, 256)
     cases = {
-        "latent": (latent, array(lanes, 1, 32, 576), array(lanes, 1, context, 576, dtype=BF16), at, valid),
+        "latent": (latent, array(lanes, 1, 32, 576), array(lanes, 1, context, 576, dtype=BF16), index, valid),
         "wide": (
             wide, array(lanes, 4, 32, 256), *[array(*wide_rows, dtype=BF16)] * 2,
             array(lanes, 4, dtype=I32), array(lanes, 4, dtype=jnp.bool_),
@@ -160,8 +160,8 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
     chosen = set()
     with read_target(target).tracing():
         for name, (operation, *types) in cases.items():
-            _, found = compiled(operation, *types, target=target)
-            if any("_kernel" in kernel.op_name for kernel in found.kernels):
+            _, result = compiled(operation, *types, target=target)
+            if any("_kernel" in kernel.op_name for kernel in result.kernels):
                 chosen.add(name)
     assert chosen >= ({"experts", "wide"} if target in ("nvidia-a100", "nvidia-h100") else {"experts"})
     assert ("latent" in chosen) == (target in ("nvidia-h100", "nvidia-b200", "nvidia-a100"))
@@ -169,8 +169,8 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
 
 def test_small_operations_are_few() -> None:
     """A product with one output is a sum; rows are sorted by expert, multiplied and put back in their places."""
-    one = partial(linear, devices=Devices(platform="gpu"))
-    assert compiled(one, array(64, 2048), array(1, 2048, dtype=BF16))[1].count == 1
+    item = partial(linear, devices=Devices(platform="gpu"))
+    assert compiled(item, array(64, 2048), array(1, 2048, dtype=BF16))[1].count == 1
     rows, experts = 512, 256
     weight = array(experts, 256, 512, dtype=BF16)
     operands = array(rows, 512), weight, array(rows, dtype=I32)
@@ -188,8 +188,8 @@ def test_a_convolution_of_one_token_reads_its_window_once() -> None:
     state = array(lanes, 3, channels, dtype=BF16)
     x, weight = array(lanes, 1, channels), array(channels, 1, 4, dtype=BF16)
     each = array(lanes, dtype=I32), array(lanes, dtype=jnp.bool_)
-    _, found = compiled(run, x, weight, state, *each, donated=(2,))
-    assert found.moved < 1.1 * 2 * lanes * channels * (3 * 5 + 4) and found.count <= 3
+    _, result = compiled(run, x, weight, state, *each, donated=(2,))
+    assert result.moved < 1.1 * 2 * lanes * channels * (3 * 5 + 4) and result.count <= 3
 
 
 PACKED: dict[str, Form] = {
@@ -204,7 +204,7 @@ PACKED: dict[str, Form] = {
 def packed(shape: tuple[int, ...], groups: int, scheme: str) -> QuantisedWeight:
     """Types of a packed weight."""
     small = weight_of((*[1 for _ in shape[:-1]], shape[-1]), groups, PACKED[scheme])
-    return jax.tree.map(lambda one: array(*shape[:-1], one.shape[-1], dtype=one.dtype), small)
+    return jax.tree.map(lambda leaf: array(*shape[:-1], leaf.shape[-1], dtype=leaf.dtype), small)
 
 
 @pytest.mark.parametrize("rows", [1, 64, 2048])
@@ -215,13 +215,13 @@ def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) 
     groups = {"int8": 1, "fp8-block": 6, "int4": 6, "nvfp4": 48, "Q4_K": 24}[scheme]
     weight = packed((outputs, inputs), groups, scheme)
     x = array(rows, inputs)
-    scratch, found = compiled(lambda x, one: linear(x, one, Devices(platform="gpu", kernels="auto")), x, weight)
+    scratch, result = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu", kernels="auto")), x, weight)
     beside = 4 * max(rows, 16) * (inputs + outputs)
-    assert found.moved < 1.25 * (weight.nbytes + beside)
+    assert result.moved < 1.25 * (weight.nbytes + beside)
     assert scratch < beside and (scratch < outputs * inputs or rows == 2048)
     if rows < 2048:
-        _, without = compiled(lambda x, one: linear(x, one, Devices(platform="gpu")), x, weight)
-        assert without.moved > 2 * found.moved, "what XLA does without a kernel"
+        _, without = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu")), x, weight)
+        assert without.moved > 2 * result.moved, "what XLA does without a kernel"
 
 
 @pytest.mark.parametrize("rows", [64, 4096])
@@ -231,12 +231,12 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     groups = {"fp8-block": 8, "int4": 8, "nvfp4": 64}[scheme]
     weight = packed((experts, outputs, inputs), groups, scheme)
     x, expert = array(rows, inputs), array(rows, dtype=I32)
-    scratch, found = compiled(
+    scratch, result = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
     beside, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
     read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
-    assert found.moved < 1.1 * read + 3 * beside
+    assert result.moved < 1.1 * read + 3 * beside
     assert scratch < 2 * beside
 
 
@@ -245,8 +245,8 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
     """Few rows read few of the matrices; many tiles read some of them again."""
     experts, outputs, inputs = 256, 64, 128
     operands = array(rows, inputs), array(experts, outputs, inputs, dtype=BF16), array(rows, dtype=I32)
-    _, found = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
-    (kernel,) = [one for one in found.kernels if "expert_rows_kernel" in one.op_name]
+    _, result = compiled(partial(expert_dot, devices=Devices(platform="gpu", kernels="auto")), *operands)
+    (kernel,) = [kernel for kernel in result.kernels if "expert_rows_kernel" in kernel.op_name]
     matrices = (kernel.read - 2 * max(MIN_ROWS, rows) * inputs) // (2 * outputs * inputs)
     assert min(rows, experts) - 16 <= matrices <= min(rows, experts + rows // 16)
 
@@ -254,16 +254,16 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
 def test_filters_read_the_logits_a_few_times() -> None:
     """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
-    types = [array(64, *one.shape[1:], dtype=one.dtype) for one in arrays]
-    _, found = compiled(partial(operation, kernels="auto"), *types)
-    assert found.moved < 7 * 4 * types[0].size
+    types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
+    _, result = compiled(partial(operation, kernels="auto"), *types)
+    assert result.moved < 7 * 4 * types[0].size
 
 
 @pytest.mark.parametrize("vocab", [32768, 248320])
 def test_filters_without_a_kernel_read_the_logits_once_in_each_pass(vocab: int) -> None:
     """8 passes for top_k, 11 for top_p, the most likely token and the sampled one; no pass writes what it weighs."""
     operation, arrays = cases()["filters, 4 rows"]
-    types = [array(64, *one.shape[1:], dtype=one.dtype) for one in arrays]
+    types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     types[0] = array(64, vocab)
-    scratch, found = compiled(partial(operation, kernels="off"), *types)
-    assert found.moved < 24 * 4 * types[0].size and scratch < types[0].size
+    scratch, result = compiled(partial(operation, kernels="off"), *types)
+    assert result.moved < 24 * 4 * types[0].size and scratch < types[0].size

@@ -80,7 +80,7 @@ def test_the_operand_on_the_left_is_the_weight_for_few_rows() -> None:
 
     def left(count: int) -> tuple[int, ...]:
         jaxpr = jax.make_jaxpr(lambda x, weight: linear(x, weight))(jnp.zeros((count, 32)), weight)
-        (product,) = (one for one in jaxpr.eqns if one.primitive.name == "dot_general")
+        (product,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general")
         return product.invars[0].aval.shape
 
     assert [left(count) for count in (1, 2, 3, 32, 33, 40)] == [(64, 32)] * 4 + [(33, 32), (40, 32)]

@@ -1,7 +1,5 @@
 """The kernels for rows x packed weights on CPUs: the bits of the row product with the unpacked weight."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from packed_weights import FORMS, Form, weight_of
 from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.linear import dot, linear
-from models.ops.packed_product import KINDS, packed_expert_product, packed_product
+from models.ops.packed_product import KINDS, ProductForm, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
@@ -33,9 +31,9 @@ def test_devices_of_a_mesh_multiply_their_own_parts() -> None:
     place = PartitionSpec("expert", "model")
 
     def share(x: jax.Array, weight: QuantisedWeight, expert: jax.Array) -> jax.Array:
-        here = expert - 2 * jax.lax.axis_index("expert")
-        own = experts_product(x, weight, jnp.where((here >= 0) & (here < 2), here, 2), True, HERE)
-        return jax.lax.psum(own, "expert")
+        present = expert - 2 * jax.lax.axis_index("expert")
+        local = experts_product(x, weight, jnp.where((present >= 0) & (present < 2), present, 2), True, HERE)
+        return jax.lax.psum(local, "expert")
 
     split = jax.shard_map(
         share,
@@ -44,13 +42,13 @@ def test_devices_of_a_mesh_multiply_their_own_parts() -> None:
         out_specs=PartitionSpec(None, "model"),
     )
     assert "ffi_call" in str(jax.make_jaxpr(split)(x, weight, expert))
-    found, expected = jax.jit(split)(x, weight, expert), experts_product(x, weight, expert, devices=HERE)
-    assert np.asarray(found).tobytes() == np.asarray(expected).tobytes()
+    result, expected = jax.jit(split)(x, weight, expert), experts_product(x, weight, expert, devices=HERE)
+    assert np.asarray(result).tobytes() == np.asarray(expected).tobytes()
 
 
 def product(x: jax.Array, weight: QuantisedWeight, instructions: str) -> np.ndarray:
-    given: Any = {"kind": weight.kind, "dtype": weight.dtype, "instructions": instructions}
-    return np.asarray(packed_product(x, *weight.operands(), **given))
+    form = ProductForm(weight.kind, weight.dtype, instructions)
+    return np.asarray(packed_product(x, *weight.operands(), form=form))
 
 
 def rows(count: int, inputs: int) -> jax.Array:
@@ -80,7 +78,7 @@ def test_every_code(kind: Codes, instructions: str) -> None:
     if kind in TWO_IN_A_BYTE:
         codes = np.repeat(np.arange(16, dtype=np.uint8) * 17, 8).reshape(16, 8)
     else:
-        every = [one for one in range(256) if kind != "e4m3" or one & 127 != 127]
+        every = [item for item in range(256) if kind != "e4m3" or item & 127 != 127]
         codes = np.repeat(np.array(every, np.uint8), 16).reshape(-1, 16)
     codes = codes.view(np.int8) if kind == "int8" else codes
     scale = jnp.full((len(codes), 1), 2.0**-20, jnp.float32)
@@ -93,17 +91,17 @@ def test_every_code(kind: Codes, instructions: str) -> None:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
     """The same bits at any place, also beside rows of NaN and infinities."""
-    weight, here = weight_of((40, 96), 3, form), instruction_sets()[-1]
+    weight, instructions = weight_of((40, 96), 3, form), instruction_sets()[-1]
     x = rows(MAX_ROWS, 96)
-    alone = np.concatenate([product(x[i : i + 1], weight, here) for i in range(MAX_ROWS)])
+    single = np.concatenate([product(x[i : i + 1], weight, instructions) for i in range(MAX_ROWS)])
     for count in (2, 3, 7, 8, 9, 31, 64):
-        np.testing.assert_array_equal(product(x[:count], weight, here), alone[:count])
+        np.testing.assert_array_equal(product(x[:count], weight, instructions), single[:count])
         for row in range(0, count, 5):
             for other in (np.nan, np.inf, 1e30):
-                found = product(x[:count].at[row].set(other), weight, here)
-                np.testing.assert_array_equal(np.delete(found, row, 0), np.delete(alone[:count], row, 0))
+                result = product(x[:count].at[row].set(other), weight, instructions)
+                np.testing.assert_array_equal(np.delete(result, row, 0), np.delete(single[:count], row, 0))
                 if np.isnan(other):
-                    assert np.isnan(found[row]).all()
+                    assert np.isnan(result[row]).all()
 
 
 @pytest.mark.parametrize("instructions", instruction_sets())
@@ -123,34 +121,34 @@ def test_rows_of_zeros_give_zeros_and_change_no_other_row(form: Form, instructio
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_experts(form: Form) -> None:
     """Each row has the bits of the product with its own expert's matrix; a row of no expert is NaN."""
-    weight, here = weight_of((5, 40, 96), 3, form), instruction_sets()[-1]
+    weight, instructions = weight_of((5, 40, 96), 3, form), instruction_sets()[-1]
     for count in (1, 4, 50):
         x = rows(count, 96)
         expert = np.random.default_rng(count).integers(-1, 6, count).astype(np.int32)
-        given: Any = {"kind": weight.kind, "dtype": weight.dtype, "instructions": here}
-        found = np.asarray(packed_expert_product(x, *weight.operands(), jnp.asarray(expert), **given))
-        for i, one in enumerate(expert):
-            if 0 <= one < 5:
-                own = weight.each(lambda array, at=int(one): array[at])
-                np.testing.assert_array_equal(found[i], product(x[i : i + 1], own, here)[0])
+        form_here = ProductForm(weight.kind, weight.dtype, instructions)
+        result = np.asarray(packed_expert_product(x, *weight.operands(), jnp.asarray(expert), form=form_here))
+        for i, item in enumerate(expert):
+            if 0 <= item < 5:
+                local = weight.each(lambda array, index=int(item): array[index])
+                np.testing.assert_array_equal(result[i], product(x[i : i + 1], local, instructions)[0])
             else:
-                assert np.isnan(found[i]).all()
+                assert np.isnan(result[i]).all()
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:
     weight, x = weight_of((8, 32), 2, ("int8", False, False)), rows(1, 32)
-    given: Any = {"kind": "int8", "dtype": "bfloat16", "instructions": "portable"}
-    codes, scale, whole, zero = weight.operands()
+    form = ProductForm("int8", "bfloat16", "portable")
+    codes, scale, full, zero = weight.operands()
     for wrong in (
-        (codes, scale[:, :0], whole, zero),
-        (codes, jnp.ones((8, 5), jnp.bfloat16), whole, zero),
-        (codes.astype(jnp.uint8), scale, whole, zero),
+        (codes, scale[:, :0], full, zero),
+        (codes, jnp.ones((8, 5), jnp.bfloat16), full, zero),
+        (codes.astype(jnp.uint8), scale, full, zero),
         (codes, scale, jnp.ones((8, 2), jnp.float32), zero),
-        (codes, scale, whole, jnp.ones((8, 1), jnp.int8)),
-        (codes[:, :16], scale, whole, zero),
+        (codes, scale, full, jnp.ones((8, 1), jnp.int8)),
+        (codes[:, :16], scale, full, zero),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match="packed_product"):
-            jax.block_until_ready(packed_product(x, *wrong, **given))
+            jax.block_until_ready(packed_product(x, *wrong, form=form))
 
 
 def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
@@ -166,18 +164,18 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
     weight, x = weight_of((4, 16, 32), 1, ("int4", False, True), "float32"), rows(6, 32)
     expert = jnp.array([0, 3, 4, 1, 1, 4], jnp.int32)
     for absent in (True, False):
-        given = expert if absent else expert % 4
-        one, other = (experts_product(x, weight, given, absent, devices) for devices in (HERE, Devices()))
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-2)
-        assert (np.asarray(one)[[2, 5]] == 0).all() == absent
+        arguments = expert if absent else expert % 4
+        item, other = (experts_product(x, weight, arguments, absent, devices) for devices in (HERE, Devices()))
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-2)
+        assert (np.asarray(array)[[2, 5]] == 0).all() == absent
 
 
 @pytest.mark.slow
 def test_derivatives_are_those_of_the_numbers() -> None:
     weight, x = weight_of((16, 32), 2, ("e4m3", False, False), "float32", "float32"), rows(3, 32)
-    found = jax.grad(lambda x: jnp.sum(jnp.sin(linear(x, weight, HERE) / 1000)))(x)
+    result = jax.grad(lambda x: jnp.sum(jnp.sin(linear(x, weight, HERE) / 1000)))(x)
     expected = jax.grad(lambda x: jnp.sum(jnp.sin(dot(x, weight.numbers()) / 1000)))(x)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4 * float(jnp.abs(expected).max()))
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-4 * float(jnp.abs(expected).max()))
 
 
 def test_proof_believes_the_declaration_and_nothing_more() -> None:
@@ -186,13 +184,13 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
     weight, x = weight_of((16, 32), 1, ("int8", False, False)), rows(4, 32)
     contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), weight)), outputs=Lane())
     proof = prove_isolation(lambda x, w: linear(x, w, HERE), (x, weight), contract)
-    assert any(one.about.startswith("packed_product") for one in proof.assumed), proof.assumed
+    assert any(statement.about.startswith("packed_product") for statement in proof.assumed), proof.assumed
     with pytest.raises(IsolationError):
         prove_isolation(lambda x, w: linear(x[::-1], w, HERE), (x, weight), contract)
     many = weight_of((3, 16, 32), 1, ("int8", False, False))
     contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), many), Lane()), outputs=Lane())
     ids = jnp.zeros(4, jnp.int32)
     proof = prove_isolation(lambda x, w, e: experts_product(x, w, e, False, HERE), (x, many, ids), contract)
-    assert any(one.about.startswith("packed_expert_product") for one in proof.assumed), proof.assumed
+    assert any(statement.about.startswith("packed_expert_product") for statement in proof.assumed), proof.assumed
     with pytest.raises(IsolationError):
         prove_isolation(lambda x, w, e: experts_product(x, w, e[::-1], False, HERE), (x, many, ids), contract)

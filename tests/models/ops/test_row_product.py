@@ -29,9 +29,9 @@ def operands(rows: int, inputs: int, outputs: int, dtype: str) -> tuple[jax.Arra
 
 
 def test_library_is_there():
-    found = library()
-    assert found is not None, "no kernels: build them with `python -m models.cpu_kernels`"
-    assert found.instructions[0] == INSTRUCTIONS[0] and len(found.content) == 64
+    actual = library()
+    assert actual is not None, "no kernels: build them with `python -m models.cpu_kernels`"
+    assert actual.instructions[0] == INSTRUCTIONS[0] and len(actual.content) == 64
 
 
 @pytest.mark.slow
@@ -41,8 +41,8 @@ def test_the_first_call_loads_the_library():
         from models.ops.row_product import row_product
         print(row_product(jnp.ones((1, 8)), jnp.ones((2, 8)), instructions="portable"))
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[[8. 8.]]", done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.stdout.strip() == "[[8. 8.]]", process.stderr
 
 
 def test_unknown_instructions_are_refused():
@@ -57,12 +57,12 @@ def test_unknown_instructions_are_refused():
 def test_product_is_that_of_float64(instructions: str, dtype: str):
     for rows, inputs, outputs in ((1, 768, 40), (5, 33, 17), (64, 129, 3)):
         x, weight = operands(rows, inputs, outputs, dtype)
-        found = jax.jit(row_product, static_argnames="instructions")(x, weight, instructions=instructions)
+        actual = jax.jit(row_product, static_argnames="instructions")(x, weight, instructions=instructions)
         rounded = np.asarray(x.astype(dtype), np.float64)
         wide = np.asarray(weight, np.float64)
         bound = 1e-6 * (np.abs(rounded) @ np.abs(wide).T)
-        assert found.dtype == jnp.float32
-        assert (np.abs(np.asarray(found, np.float64) - rounded @ wide.T) <= bound).all()
+        assert actual.dtype == jnp.float32
+        assert (np.abs(np.asarray(actual, np.float64) - rounded @ wide.T) <= bound).all()
 
 
 def manual_of_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -86,9 +86,9 @@ def manual_of_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 96), (17, 70)])
 def test_bits_of_tiles_are_those_of_the_manual(rows: int, inputs: int):
     x, weight = operands(rows, inputs, 49, "bfloat16")
-    found = row_product(x, weight, instructions="amx")
+    actual = row_product(x, weight, instructions="amx")
     expected = manual_of_tiles(np.asarray(x.astype(jnp.bfloat16), np.float32), np.asarray(weight, np.float32))
-    np.testing.assert_array_equal(np.asarray(found), expected)
+    np.testing.assert_array_equal(np.asarray(actual), expected)
 
 
 def test_linear_calls_the_kernel_where_it_is_chosen():
@@ -108,8 +108,8 @@ def test_the_limit_of_rows_depends_on_instructions_and_dtype(instructions: str, 
     monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for dtype in ("bfloat16", "float32"):
         many = instructions == "amx" and dtype == "bfloat16"
-        for rows, taken in ((0, False), (1, True), (MAX_ROWS, True), (MAX_ROWS + 1, many), (4096, many)):
-            assert (unsupported_rows(rows, dtype) is None) == taken, (rows, dtype)
+        for rows, accepted in ((0, False), (1, True), (MAX_ROWS, True), (MAX_ROWS + 1, many), (4096, many)):
+            assert (unsupported_rows(rows, dtype) is None) == accepted, (rows, dtype)
 
 
 @pytest.mark.parametrize("instructions", instruction_sets())
@@ -118,13 +118,13 @@ def test_a_row_among_many_has_the_bits_that_it_has_alone(instructions: str, dtyp
     """More rows than tiles hold at a time; with 1100 inputs, threads prepare them."""
     for inputs, outputs, rows in ((96, 40, 65), (33, 17, 131), (1100, 35, 150)):
         x, weight = operands(rows, inputs, outputs, dtype)
-        found = np.asarray(row_product(x, weight, instructions=instructions))
+        actual = np.asarray(row_product(x, weight, instructions=instructions))
         for row in (0, 63, 64, rows - 1):
-            alone = np.asarray(row_product(x[row : row + 1], weight, instructions=instructions))
-            np.testing.assert_array_equal(found[row : row + 1], alone)
-        others = jnp.full_like(x, jnp.nan).at[64].set(x[64])
-        disturbed = np.asarray(row_product(others, weight, instructions=instructions))
-        np.testing.assert_array_equal(disturbed[64], found[64])
+            single = np.asarray(row_product(x[row : row + 1], weight, instructions=instructions))
+            np.testing.assert_array_equal(actual[row : row + 1], single)
+        other_lanes = jnp.full_like(x, jnp.nan).at[64].set(x[64])
+        disturbed = np.asarray(row_product(other_lanes, weight, instructions=instructions))
+        np.testing.assert_array_equal(disturbed[64], actual[64])
         assert np.isnan(np.delete(disturbed, 64, 0)).all()
 
 
@@ -148,10 +148,10 @@ def test_derivatives_are_those_of_the_reference():
     def loss(product, x, weight):
         return jnp.sum(jnp.tanh(product(x, weight)))
 
-    found = jax.grad(lambda x, w: loss(lambda x, w: linear(x, w, HERE), x, w), (0, 1))(x, weight)
+    actual = jax.grad(lambda x, w: loss(lambda x, w: linear(x, w, HERE), x, w), (0, 1))(x, weight)
     expected = jax.grad(lambda x, w: loss(dot, x, w), (0, 1))(x, weight)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    for item, other in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 def test_proof_believes_the_declaration_and_nothing_more():
@@ -160,7 +160,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
     x, weight = operands(4, 32, 16, "float32")
     contract = LaneContract(inputs=(Lane(), Shared()), outputs=Lane())
     proof = prove_isolation(lambda x, w: linear(x, w, HERE), (x, weight), contract)
-    assert any(one.about.startswith("row_product") for one in proof.assumed), proof.assumed
+    assert any(statement.about.startswith("row_product") for statement in proof.assumed), proof.assumed
 
     def undeclared(x, weight):
         result = jax.ShapeDtypeStruct((len(x), len(weight)), jnp.float32)
@@ -174,7 +174,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
 @pytest.mark.parametrize("columns", [False, True])
 def test_devices_of_a_mesh_compute_their_own_rows_or_parts_of_sums(columns: bool):
     x, weight = operands(6, 32, 16, "bfloat16")
-    alone = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
+    single = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     outputs = PartitionSpec("data"), PartitionSpec("model"), PartitionSpec("data", "model")
     inputs = PartitionSpec("data", "model"), PartitionSpec(None, "model"), PartitionSpec("data")
@@ -186,20 +186,20 @@ def test_devices_of_a_mesh_compute_their_own_rows_or_parts_of_sums(columns: bool
 
     split = jax.shard_map(product, mesh=mesh, in_specs=tuple(places), out_specs=result)
     assert "ffi_call" in str(jax.make_jaxpr(split)(x, weight))
-    found = np.asarray(jax.jit(split)(x, weight))
+    actual = np.asarray(jax.jit(split)(x, weight))
     if columns:
-        np.testing.assert_allclose(found, alone, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(actual, single, rtol=1e-5, atol=1e-5)
     else:
-        assert found.tobytes() == alone.tobytes()
-    found, expected = (
+        assert actual.tobytes() == single.tobytes()
+    actual, expected = (
         jax.jit(jax.grad(lambda w, x=x, of=of: jnp.sum(jnp.tanh(of(x, w)))))(weight.astype(jnp.float32))
         for of in (split, dot)
     )
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_of_a_batch_have_the_same_bits():
     x, weight = operands(6, 32, 16, "bfloat16")
-    alone = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
+    single = np.asarray(jax.jit(lambda x, w: linear(x, w, HERE))(x, weight))
     batch = jax.jit(jax.vmap(lambda x: linear(x, weight, HERE)))(x[:, None])
-    assert np.asarray(batch)[:, 0].tobytes() == alone.tobytes()
+    assert np.asarray(batch)[:, 0].tobytes() == single.tobytes()

@@ -36,10 +36,10 @@ run = jax.jit(step, static_argnames="kernels")
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_kernel_computes_the_product(sizes: tuple[int, int, int]) -> None:
-    given = operands(*sizes)
-    (found,), (expected,) = run(*given), run(*given, kernels="off")
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    arguments = operands(*sizes)
+    (result,), (expected,) = run(*arguments), run(*arguments, kernels="off")
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -47,8 +47,8 @@ def test_rows_keep_their_bits(sizes: tuple[int, int, int]) -> None:
     x, weight = operands(*sizes)
     (expected,) = run(x, weight)
     for bad in (0, 1):
-        (found,) = run(x.at[bad::2].set(jnp.nan), weight)
-        np.testing.assert_array_equal(found[1 - bad :: 2], expected[1 - bad :: 2])
+        (result,) = run(x.at[bad::2].set(jnp.nan), weight)
+        np.testing.assert_array_equal(result[1 - bad :: 2], expected[1 - bad :: 2])
     np.testing.assert_array_equal(run(x[:16], weight)[0], expected[:16])
 
 
@@ -68,11 +68,11 @@ def test_gate_and_up_are_one_kernel() -> None:
     """One kernel that rounds its result as the next product does, and is proved with the activation inside."""
     x, gate = operands(32, 40, 48)
     up = jnp.flip(gate, axis=0)
-    (found,), (expected,) = (
+    (result,), (expected,) = (
         jax.jit(gated, static_argnames="kernels")(x, gate, up, how) for how in ("interpret", "off")
     )
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, expected.astype(jnp.bfloat16).astype(jnp.float32), rtol=8e-3, atol=1e-5)
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, expected.astype(jnp.bfloat16).astype(jnp.float32), rtol=8e-3, atol=1e-5)
     proof = prove_isolation(gated, (x, gate, up), LaneContract((Lane(), Shared(), Shared()), (Lane(),)))
     assert [note.id for note in proof.notes].count(Note.KERNEL_READ.value) == 1
 
@@ -96,18 +96,18 @@ def test_packed_weights_have_the_bits_of_their_numbers(
 ) -> None:
     """A group of one turn, several groups of a turn, a group that is a row; outputs that fill no tile."""
     weight, x = weight_of((outputs, inputs), groups, form, scales=scales), rows(count, inputs)
-    (found,) = jax.jit(step)(x, weight)
-    expected = jax.jit(lambda x, one: row_product(x, [one.numbers()], interpret=True))(x, weight)
-    assert found.shape == (count, outputs)
-    np.testing.assert_array_equal(found, expected)
+    (result,) = jax.jit(step)(x, weight)
+    expected = jax.jit(lambda x, weight: row_product(x, [weight.numbers()], interpret=True))(x, weight)
+    assert result.shape == (count, outputs)
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
 def test_groups_that_tiles_do_not_hold(form: Form) -> None:
     """A group of 48 columns takes three turns of 16; a plain weight takes larger ones, so that sums differ in order."""
     weight, x = weight_of((40, 192), 4, form), rows(3, 192)
-    (found,), (expected,) = jax.jit(step)(x, weight), run(x, numbers(weight), kernels="off")
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * float(jnp.abs(expected).max()))
+    (result,), (expected,) = jax.jit(step)(x, weight), run(x, numbers(weight), kernels="off")
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * float(jnp.abs(expected).max()))
 
 
 LANES = ((3, 5), (20, 5), (3, 70), (2, 300), (1, 200))
@@ -118,11 +118,11 @@ LANES = ((3, 5), (20, 5), (3, 70), (2, 300), (1, 200))
 def test_prompts_of_packed_weights(lanes: tuple[int, int]) -> None:
     """Each row has the numbers that it has in its place of any other batch, and NaN in a lane stays there."""
     weight, x = weight_of((40, 64), 2, ("int4", False, True)), rows(*lanes, 64)
-    (found,) = jax.jit(step)(x, weight)
+    (result,) = jax.jit(step)(x, weight)
     expected = np.asarray(run(x, numbers(weight), kernels="off")[0])
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
     (disturbed,) = jax.jit(step)(x.at[1::2].set(jnp.nan), weight)
-    np.testing.assert_array_equal(disturbed[::2], found[::2])
+    np.testing.assert_array_equal(disturbed[::2], result[::2])
     assert np.isnan(disturbed[1::2]).all()
 
 
@@ -138,7 +138,7 @@ def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
     """Each of its own form, and one of them plain."""
     x, up = rows(32, 64), weight_of((40, 64), 4, ("e2m1", True, False))
     for gate in (weight_of((40, 64), 1, ("int8", False, False)), numbers(up)):
-        expected = silu_gated(*(row_product(x, [one], interpret=True) for one in (gate, up)))
+        expected = silu_gated(*(row_product(x, [item], interpret=True) for item in (gate, up)))
         traced = jax.make_jaxpr(gated)(x, gate, up)
         assert str(traced).count("pallas_call") == 1
         np.testing.assert_array_equal(jax.jit(gated)(x, gate, up)[0], expected.astype(jnp.bfloat16).astype(jnp.float32))

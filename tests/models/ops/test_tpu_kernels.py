@@ -35,8 +35,8 @@ def program(form: str, keys: int = KEYS, slots: bool = False) -> tuple[str, tupl
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def run(state: Any, key: Any, value: Any, decay: Any, beta: Any, valid: Any, slots: Any) -> Any:
-        given = RecurrenceInputs(key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots)
-        return tuple(step(given))
+        inputs = RecurrenceInputs(key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots)
+        return tuple(step(inputs))
 
     shape = ROWS if slots else LANES, heads, values, keys
     beta = None if step is ssd_step else array(LANES, 1, heads)
@@ -52,9 +52,9 @@ def program(form: str, keys: int = KEYS, slots: bool = False) -> tuple[str, tupl
 def test_kernel_compiles_in_place(form: str, slots: bool) -> None:
     text, shape = program(form, slots=slots)
     sizes = ",".join(map(str, shape))
-    made = [line for line in text.splitlines() if re.search(rf"= f32\[{sizes}\]\S* (?!parameter)", line)]
+    built = [line for line in text.splitlines() if re.search(rf"= f32\[{sizes}\]\S* (?!parameter)", line)]
     assert KERNEL.name in text
-    assert len(made) == 1 and "get-tuple-element" in made[0], "the states stand nowhere but in the kernel's result"
+    assert len(built) == 1 and "get-tuple-element" in built[0], "the states stand nowhere but in the kernel's result"
     assert re.search(r"input_output_alias=\{[^}]*\{1\}: \(0,", text), "which takes the memory of the argument"
 
 

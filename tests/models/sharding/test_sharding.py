@@ -74,32 +74,32 @@ HEADS = ("next_base", "dense_base")
 def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
     """A model with random parameters, and its steps on one device."""
     model = tiny(name, head, **CASES[name])
-    whole = random_model(model)
-    return model, whole, on_one_device(whole)
+    full = random_model(model)
+    return model, full, on_one_device(full)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
 def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
     """Hidden states, logits and states after a prompt in two pieces, a token, and drafts of which some count."""
-    model, whole, expected = alone(name, False)
-    check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
+    model, full, expected = alone(name, False)
+    check_equal(on_devices(full, model, axes), expected, TOLERANCES[model.family.name])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), [("next_base", (2, 2, 2)), ("dense_base", (1, 4, 1))], ids=str)
 def test_shards_of_models_with_a_head(name: str, axes: Axes) -> None:
     """Its rows, after steps of every kind, and a draft from them."""
-    model, whole, expected = alone(name, True)
-    check_equal(on_devices(whole, model, axes), expected, TOLERANCES[model.family.name])
+    model, full, expected = alone(name, True)
+    check_equal(on_devices(full, model, axes), expected, TOLERANCES[model.family.name])
 
 
 @pytest.mark.slow
 def test_shards_compute_a_token() -> None:
     """Gated delta net, attention and experts, over both axes."""
     model = tiny("sparse_base")
-    whole = random_model(model)
-    check_equal(on_devices(whole, model, (1, 2, 2), one_token), on_one_device(whole, one_token), 2e-3)
+    full = random_model(model)
+    check_equal(on_devices(full, model, (1, 2, 2), one_token), on_one_device(full, one_token), 2e-3)
 
 
 @pytest.mark.long
@@ -114,11 +114,11 @@ def test_shards_compute_a_token() -> None:
 def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
     """The mistakes that `ShardedDim` prevents: every shape is right, but devices hold rows of other heads."""
     model = tiny(name, **CASES[name])
-    whole = random_model(model)
-    expected, tolerance = on_one_device(whole, one_token), TOLERANCES[model.family.name]
-    check_equal(on_devices(whole, model, axes, one_token), expected, tolerance)
+    full = random_model(model)
+    expected, tolerance = on_one_device(full, one_token), TOLERANCES[model.family.name]
+    check_equal(on_devices(full, model, axes, one_token), expected, tolerance)
     with pytest.raises(AssertionError, match="hidden of step 0"):
-        check_equal(on_devices(whole, model, axes, one_token, recut), expected, tolerance)
+        check_equal(on_devices(full, model, axes, one_token, recut), expected, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_one_device_causes_no_equation(name: str) -> None:
     graph, params = nnx.split(nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0))))
 
     def run(params: Any, *operands: Any) -> Steps:
-        whole = nnx.merge(graph, params)
-        return scenario(whole, whole.init_state(LANES, CONTEXT, jnp.float32), *operands)
+        full = nnx.merge(graph, params)
+        return scenario(full, full.init_state(LANES, CONTEXT, jnp.float32), *operands)
 
     program = str(jax.make_jaxpr(run)(params, operands(64), jnp.int32(BLOCKS)))
     assert not re.findall(r"psum|pcast|pvary|shard_map|axis_index|all_gather|all_to_all", program)
@@ -155,11 +155,11 @@ def test_what_every_device_has_is_not_summed() -> None:
 def test_shard_specs_give_the_shapes_of_a_shard(name: str, devices: Devices) -> None:
     """Shapes of every parameter and every array of the state of a device."""
     model = tiny(name, **CASES[name])
-    whole = nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0)))
+    full = nnx.eval_shape(lambda: model.family.build(model.config, nnx.Rngs(0)))
     share = nnx.eval_shape(lambda: model.family.build(model.config.shard(devices), nnx.Rngs(0)))
-    cuts = whole.sharded_dims()
+    cuts = full.sharded_dims()
     parts = dict(nnx.to_flat_state(nnx.state(share, nnx.Param)))
-    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(whole, nnx.Param)))
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(full, nnx.Param)))
     for path, variable in flat:
         shape = list(variable.shape)
         for cut in cuts.get(path, ()):
@@ -167,11 +167,11 @@ def test_shard_specs_give_the_shapes_of_a_shard(name: str, devices: Devices) -> 
             pieces = cut.slices(devices.along(cut.axis) - 1, devices.along(cut.axis))
             shape[cut.dim] = sum(piece.stop - piece.start for piece in pieces)
         assert tuple(shape) == parts[path].shape, path
-    for array, part in zip(jax.tree.leaves(whole.state_arrays()), jax.tree.leaves(share.state_arrays()), strict=True):
+    for array, part in zip(jax.tree.leaves(full.state_arrays()), jax.tree.leaves(share.state_arrays()), strict=True):
         assert array.sharded == part.sharded and array.dtype == part.dtype
-        for (dim, size), (_, own) in zip(array.sizes, part.sizes, strict=True):
+        for (dim, size), (_, local) in zip(array.sizes, part.sizes, strict=True):
             if dim != array.sharded:
-                assert size == own
+                assert size == local
         if array.sharded_dim is not None:
             pieces = array.sharded_dim.slices(0, devices.model)
             assert dict(part.sizes)[array.sharded] == sum(piece.stop - piece.start for piece in pieces)
@@ -183,9 +183,9 @@ def test_slices_of_a_sharded_dimension() -> None:
     assert [cut.slices(device, 3) for device in range(3)] == [
         [slice(2 * device, 2 * device + 2), slice(6, 8)] for device in range(3)
     ]
-    whole = np.arange(8)
-    assert spread(whole, (cut,), Devices(3)).tolist() == [0, 1, 6, 7, 2, 3, 6, 7, 4, 5, 6, 7]
-    np.testing.assert_array_equal(joined(spread(whole, (cut,), Devices(3)), cut, Devices(3)), whole)
+    full = np.arange(8)
+    assert spread(full, (cut,), Devices(3)).tolist() == [0, 1, 6, 7, 2, 3, 6, 7, 4, 5, 6, 7]
+    np.testing.assert_array_equal(joined(spread(full, (cut,), Devices(3)), cut, Devices(3)), full)
     with pytest.raises(ValueError, match="3 units cannot be split over 2 devices along model"):
         cut.slices(0, 2)
 

@@ -85,14 +85,12 @@ def _kernel(platform: str, interpret: bool) -> dict[str, Any]:
         raise NotRun("a kernel for GPUs")
     from jax.experimental import pallas as pl
 
-    def kernel(x: Any, out: Any) -> None:
+    def three_lines(x: Any, out: Any) -> None:
         out[...] = x[...] + 1.0
 
     array, block = jnp.arange(1024, dtype=jnp.float32), pl.BlockSpec((128,), lambda number: (number,))
-    run = gpu_call(
-        kernel, name="three_lines", grid=(8,), in_specs=[block], out_specs=block, warps=4, stages=1,
-        out_shape=jax.ShapeDtypeStruct(array.shape, array.dtype), interpret=interpret,
-    )  # fmt: skip
+    grid_spec = pl.GridSpec(grid=(8,), in_specs=[block], out_specs=block)
+    run = gpu_call(three_lines, grid_spec, jax.ShapeDtypeStruct(array.shape, array.dtype), interpret=interpret)
     error = float(np.max(np.abs(np.asarray(jax.jit(run)(array)) - np.arange(1, 1025))))
     if error:
         raise Failure(f"x + 1: expected no error, got {error}", {"error": error})

@@ -39,8 +39,8 @@ def inputs(form: str) -> RecurrenceInputs:
     fresh = np.array([False, False, True, False, True, False])
     state = draw(HEADS, VALUES, KEYS)
     state[fresh] = np.nan
-    for one in (query, key, value, decay):
-        one[~valid] = np.nan
+    for array in (query, key, value, decay):
+        array[~valid] = np.nan
     names = "query", "key", "value", "log_decay", "state", "valid", "fresh"
     arrays = dict(zip(names, map(jnp.asarray, (query, key, value, decay, state, valid, fresh)), strict=True))
     return RecurrenceInputs(
@@ -52,50 +52,50 @@ def operation(form: str) -> Any:
     return ssd if form.startswith("ssd") else delta_rule
 
 
-run = jax.jit(lambda form, given, keep: operation(form)(given, keep_state=keep), static_argnums=(0, 2))
+run = jax.jit(lambda form, operands, keep: operation(form)(operands, keep_state=keep), static_argnums=(0, 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_computes_the_recurrence(form: str) -> None:
-    given = inputs(form)
-    assert KERNEL.name in str(jax.make_jaxpr(operation(form))(given))
-    clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim > 2 and x.shape[1] == TOKENS else x, given)
+    operands = inputs(form)
+    assert KERNEL.name in str(jax.make_jaxpr(operation(form))(operands))
+    clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim > 2 and x.shape[1] == TOKENS else x, operands)
     reference = jax.jit(ssd_reference if form.startswith("ssd") else delta_rule_reference)(clean)
-    found = run(form, given, False)
-    for one, expected in zip(found, reference, strict=True):
-        np.testing.assert_allclose(one, expected, rtol=2e-5, atol=5e-6)
-    np.testing.assert_array_equal(found.state[0], given.state[0])
-    kept = run(form, given, True)
-    np.testing.assert_array_equal(kept.output, found.output)
-    assert kept.state is None
+    result = run(form, operands, False)
+    for item, expected in zip(result, reference, strict=True):
+        np.testing.assert_allclose(item, expected, rtol=2e-5, atol=5e-6)
+    np.testing.assert_array_equal(result.state[0], operands.state[0])
+    stored = run(form, operands, True)
+    np.testing.assert_array_equal(stored.output, result.output)
+    assert stored.state is None
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str) -> None:
-    given = inputs(form)
-    expected = run(form, given, False)
+    operands = inputs(form)
+    expected = run(form, operands, False)
     for bad in (0, 1):
-        state, value = (one.at[bad::2].set(jnp.nan) for one in (given.state, given.value))
-        poisoned = run(form, replace(given, state=state, value=value), False)
-        others = np.arange(LANES) % 2 != bad
-        for found, one in zip(poisoned, expected, strict=True):
-            np.testing.assert_array_equal(found[others], one[others])
+        state, value = (array.at[bad::2].set(jnp.nan) for array in (operands.state, operands.value))
+        poisoned = run(form, replace(operands, state=state, value=value), False)
+        other_lanes = np.arange(LANES) % 2 != bad
+        for result, reference in zip(poisoned, expected, strict=True):
+            np.testing.assert_array_equal(result[other_lanes], reference[other_lanes])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_is_proved_from_the_inside(form: str) -> None:
-    given = inputs(form)
+    operands = inputs(form)
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
         valid = jnp.arange(TOKENS)[None] < lengths[:, None]
-        found = operation(form)(
+        result = operation(form)(
             RecurrenceInputs(**rest, state=state, valid=valid, devices=Devices(kernels="interpret"))
         )
-        return found.output, found.state
+        return result.output, result.state
 
-    others = () if form == "channel" else ("chunk_products_kernel",)
-    check_proof(KERNEL, step, arguments(given), *others)
+    other_lanes = () if form == "channel" else ("chunk_products_kernel",)
+    check_proof(KERNEL, step, arguments(operands), *other_lanes)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ def test_kernel_is_proved_from_the_inside(form: str) -> None:
     [(24, 16, 64), (16, 8, 64), (16, 2 * MAX_KEY, 64), (16, 16, CHUNK - 1), (16, 16, CHUNK * MAX_CHUNKS + 1)],
 )
 def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: int) -> None:
-    given = jax.tree.map(operator.itemgetter(slice(0, 1)), inputs("head"))
+    operands = jax.tree.map(operator.itemgetter(slice(0, 1)), inputs("head"))
     query, value = jnp.zeros((1, tokens, HEADS, keys)), jnp.zeros((1, tokens, HEADS, values))
     state, gates = jnp.zeros((1, HEADS, values, keys)), jnp.zeros((1, tokens, HEADS))
     real = jnp.ones((1, tokens), bool)
-    given = RecurrenceInputs(query, query, value, gates, state, real, given.fresh)
-    assert KERNEL.unsupported(given, CHUNK)
+    operands = RecurrenceInputs(query, query, value, gates, state, real, operands.fresh)
+    assert KERNEL.unsupported(operands, CHUNK)

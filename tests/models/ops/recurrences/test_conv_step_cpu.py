@@ -24,6 +24,7 @@ from models.ops.recurrences.conv_step_cpu import (
     READ,
     STEP,
     STEP_BY_SLOT,
+    ConvInputs,
     conv_step_cpu,
 )
 from models.sharding.devices import Devices
@@ -69,13 +70,13 @@ WEIGHT, BIAS = weights()
 
 def step(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
     """Run a step of lanes alone, as the contract has it."""
-    return conv_step_cpu(x, WEIGHT[:, 0], state, lengths, fresh, BIAS, activated=True)
+    return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], state, lengths, fresh, BIAS), activated=True)
 
 
-def kernel(*args: Any, **settings: Any) -> Any:
+def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
     state, lengths, x, fresh = args
-    given = {"activated": True} | settings
-    return jax.jit(partial(conv_step_cpu, **given))(x, WEIGHT[:, 0], state, lengths, fresh, BIAS)
+    run = jax.jit(partial(conv_step_cpu, **{"activated": True} | settings))
+    return run(ConvInputs(x, WEIGHT[:, 0], state, lengths, fresh, BIAS, slots))
 
 
 @pytest.mark.parametrize("instructions", instruction_sets())
@@ -93,12 +94,12 @@ def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypa
         weight, bias = weights(channels, taps, dtype)
         run = jax.jit(partial(layer, activated=activated), static_argnames=("devices", "verifying"))
         rest = (*args, weight, bias if biased else None)
-        (found, new), (expected, after) = run(*rest), run(*rest, devices=Devices())
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
-        np.testing.assert_array_equal(new, after)
+        (result, new), (expected, updated) = run(*rest), run(*rest, devices=Devices())
+        np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-6)
+        np.testing.assert_array_equal(new, updated)
         assert np.asarray(new[1]).tobytes() == np.asarray(args[0][1]).tobytes()
         output, none = run(*rest, verifying=True)
-        np.testing.assert_array_equal(output, found)
+        np.testing.assert_array_equal(output, result)
         assert none is None
 
 
@@ -107,11 +108,11 @@ def test_rows_by_slot():
     state, *rest = arguments(3)
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
     pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
-    expected, after = kernel(pool[slots], *rest)
-    found, new = kernel(pool, *rest, slots=slots)
+    expected, updated = kernel(pool[slots], *rest)
+    result, new = kernel(pool, *rest, slots=slots)
     busy = jnp.array([0, 2, 3, 4])
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(new, pool.at[slots[busy]].set(after[busy]))
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(new, pool.at[slots[busy]].set(updated[busy]))
     turned = slots[jnp.array([3, 1, 4, 0, 2])]
     np.testing.assert_array_equal(kernel(new, *rest, slots=turned)[0], kernel(new[turned], *rest)[0])
     for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
@@ -139,21 +140,26 @@ def test_layers_choose_it():
         assert not calls(arguments(channels=37), devices=other)
     assert not calls(arguments(dtype=jnp.float16))
     for taps in (1, MAX_TAPS + 1):
-        assert KERNEL.unsupported(jnp.zeros((1, 1, 8)), jnp.zeros((8, taps)), jnp.zeros((1, taps - 1, 8)))
+        x, state = jnp.zeros((1, 1, 8)), jnp.zeros((1, taps - 1, 8))
+        assert KERNEL.unsupported(ConvInputs(x, jnp.zeros((8, taps)), state, jnp.ones(1), jnp.zeros(1)))
 
 
 @pytest.mark.parametrize("activated", [True, False])
 def test_derivatives_are_those_of_the_plain_form(activated: bool):
-    state, lengths, x, fresh = (jnp.nan_to_num(one) if one.dtype == jnp.float32 else one for one in arguments(3))
+    state, lengths, x, fresh = (
+        jnp.nan_to_num(array) if array.dtype == jnp.float32 else array for array in arguments(3)
+    )
 
     def loss(devices: Devices, state: Any, x: Any, weight: Any, bias: Any) -> Any:
         y, new = layer(state, lengths, x, fresh, weight, bias, devices=devices, activated=activated)
         return jnp.sum(jnp.tanh(y)) + jnp.sum(new**2)
 
-    at = state, x, WEIGHT, BIAS
-    found, expected = (jax.jit(jax.grad(partial(loss, one), (0, 1, 2, 3)))(*at) for one in (HERE, Devices()))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    index = state, x, WEIGHT, BIAS
+    result, expected = (
+        jax.jit(jax.grad(partial(loss, devices), (0, 1, 2, 3)))(*index) for devices in (HERE, Devices())
+    )
+    for item, other in zip(result, expected, strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -161,56 +167,57 @@ def test_derivatives_are_those_of_the_plain_form(activated: bool):
 def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
     args = arguments(tokens, dtype=dtype)
     compiled = compile_step(step, args, CONTRACT)
-    assert {"idle", "dimensions"} <= {one.id for one in compiled.certificate.proved}
-    (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(STEP)
     state = jnp.array(args[0])
     where = state.unsafe_buffer_pointer()
-    output, after = compiled(state, *args[1:])
-    assert after.unsafe_buffer_pointer() == where
-    for found, expected in zip((output, after), kernel(*args), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    output, updated = compiled(state, *args[1:])
+    assert updated.unsafe_buffer_pointer() == where
+    for result, expected in zip((output, updated), kernel(*args), strict=True):
+        np.testing.assert_array_equal(result, expected)
 
 
 def test_each_device_of_a_mesh_has_its_lanes_and_channels():
     """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
-    args = tuple(one[:4] for one in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
+    args = tuple(array[:4] for array in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
     weight, bias = weights(38)
     by_channel = P("data", None, "model")
     specs = by_channel, P("data"), by_channel, P("data"), P("model"), P("model")
 
     def of_device(state: Any, lengths: Any, x: Any, fresh: Any, taps: Any, bias: Any) -> Any:
-        return conv_step_cpu(x, taps, state, lengths, fresh, bias, activated=True)
+        return conv_step_cpu(ConvInputs(x, taps, state, lengths, fresh, bias), activated=True)
 
     over = jax.shard_map(of_device, mesh=mesh(2, 2), in_specs=specs, out_specs=(by_channel, by_channel))
 
     def placed(*args: Any) -> Any:
-        given = *args, weight[:, 0], bias
+        operands = *args, weight[:, 0], bias
         return [
-            jax.device_put(jnp.array(x), NamedSharding(mesh(2, 2), spec)) for x, spec in zip(given, specs, strict=True)
+            jax.device_put(jnp.array(x), NamedSharding(mesh(2, 2), spec))
+            for x, spec in zip(operands, specs, strict=True)
         ]
 
     contract = replace(CONTRACT, inputs=(*CONTRACT.inputs, Shared(), Shared()))
     compiled = compile_step(over, placed(*args), contract)
     assert compiled.certificate.holds and compiled.certificate.copies == ()
-    assert "idle" in {one.id for one in compiled.certificate.proved}
+    assert "idle" in {statement.id for statement in compiled.certificate.proved}
 
     def run(state: Any, lengths: Any, x: Any, fresh: Any) -> tuple[np.ndarray, ...]:
-        given = placed(state, lengths, x, fresh)
-        places = [shard.data.unsafe_buffer_pointer() for shard in given[0].addressable_shards]
-        output, after = compiled(*given)
-        assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == places
-        return np.asarray(output), np.asarray(after)
+        operands = placed(state, lengths, x, fresh)
+        places = [shard.data.unsafe_buffer_pointer() for shard in operands[0].addressable_shards]
+        output, updated = compiled(*operands)
+        assert [shard.data.unsafe_buffer_pointer() for shard in updated.addressable_shards] == places
+        return np.asarray(output), np.asarray(updated)
 
     expected = jax.jit(of_device)(*args, weight[:, 0], bias)
     state, lengths, x, fresh = args
-    for found, one in zip(run(*args), expected, strict=True):
-        np.testing.assert_array_equal(found, one)
+    for result, reference in zip(run(*args), expected, strict=True):
+        np.testing.assert_array_equal(result, reference)
     for lane in range(4):
-        others = np.arange(4) != lane
+        neighbours = np.arange(4) != lane
         poisoned = run(state.at[lane].set(jnp.nan), lengths, x.at[lane].set(jnp.nan), fresh)
-        for found, one in zip(poisoned, expected, strict=True):
-            np.testing.assert_array_equal(found[others], np.asarray(one)[others])
+        for result, reference in zip(poisoned, expected, strict=True):
+            np.testing.assert_array_equal(result[neighbours], np.asarray(reference)[neighbours])
 
 
 def test_proof_believes_the_declaration_and_nothing_more():
@@ -223,15 +230,15 @@ def test_proof_believes_the_declaration_and_nothing_more():
         return step(state, lengths, x[::-1], fresh)
 
     def turned(state: Any, *rest: Any) -> Any:
-        output, after = step(jnp.flip(state, 1), *rest)
-        return output, jnp.flip(after, 1)
+        output, updated = step(jnp.flip(state, 1), *rest)
+        return output, jnp.flip(updated, 1)
 
     def read_behind(state: Any, *rest: Any) -> Any:
-        output, after = step(state, *rest)
-        return output + jnp.sum(state, axis=(1, 2))[:, None, None], after
+        output, updated = step(state, *rest)
+        return output + jnp.sum(state, axis=(1, 2))[:, None, None], updated
 
     def taps_of_lanes(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
-        return conv_step_cpu(x, WEIGHT[:, 0] * x[0, 0, 0], state, lengths, fresh, BIAS, activated=True)
+        return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0] * x[0, 0, 0], state, lengths, fresh, BIAS), activated=True)
 
     prove_isolation(step, args, CONTRACT)
     for wrong in (always_busy, other_lanes, turned, read_behind, taps_of_lanes):
@@ -248,12 +255,14 @@ def test_rows_by_slot_are_proved():
     contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
 
     def by_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
-        return conv_step_cpu(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, activated=True, slots=slots)
+        return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots), activated=True)
 
     def by_the_next_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
         return by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
 
-    assert "idle" in {one.id for one in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved}
+    assert "idle" in {
+        statement.id for statement in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved
+    }
     with pytest.raises(IsolationError):
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
 
@@ -269,8 +278,8 @@ def test_lanes_keep_their_bits():
     for lane in range(LANES):
         for other in (jnp.nan, jnp.inf):
             poisoned = args[0].at[lane].set(other), args[1], args[2].at[lane].set(other), args[3]
-            for found, expected in zip(kernel(*poisoned), results, strict=True):
-                others = np.arange(LANES) != lane
-                np.testing.assert_array_equal(np.asarray(found)[others], np.asarray(expected)[others])
-        for alone, expected in zip(kernel(*(one[lane : lane + 1] for one in args)), results, strict=True):
-            np.testing.assert_array_equal(alone[0], expected[lane])
+            for result, expected in zip(kernel(*poisoned), results, strict=True):
+                neighbours = np.arange(LANES) != lane
+                np.testing.assert_array_equal(np.asarray(result)[neighbours], np.asarray(expected)[neighbours])
+        for single, expected in zip(kernel(*(array[lane : lane + 1] for array in args)), results, strict=True):
+            np.testing.assert_array_equal(single[0], expected[lane])

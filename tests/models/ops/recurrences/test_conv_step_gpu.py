@@ -11,6 +11,7 @@ from ir_passes import Lane, LaneContract, Pool
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.layers.short_conv import layer_conv
+from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.ops.recurrences.conv_step_gpu import KERNEL, MAX_TAPS, MAX_TOKENS
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
@@ -53,22 +54,22 @@ run = jax.jit(step, static_argnames="kernels")
 
 @pytest.mark.parametrize("case", CASES)
 def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
-    given = operands(*case)
-    (found, new), (expected, after) = run(*given), run(*given, kernels="off")
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
-    np.testing.assert_array_equal(new, after)
-    np.testing.assert_array_equal(new[1], given[0][1])
+    inputs = operands(*case)
+    (result, new), (expected, updated) = run(*inputs), run(*inputs, kernels="off")
+    np.testing.assert_allclose(result, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_array_equal(new, updated)
+    np.testing.assert_array_equal(new[1], inputs[0][1])
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_lanes_keep_their_bits(case: tuple[int, int, bool]) -> None:
-    given = operands(*case)
-    expected = run(*given)
+    inputs = operands(*case)
+    expected = run(*inputs)
     for bad in (0, 1):
-        state, x = (one.at[bad::2].set(jnp.nan) for one in given[:2])
-        others = np.arange(LANES) % 2 != bad
-        for found, one in zip(run(state, x, *given[2:]), expected, strict=True):
-            np.testing.assert_array_equal(found[others], one[others])
+        state, x = (array.at[bad::2].set(jnp.nan) for array in inputs[:2])
+        other_lanes = np.arange(LANES) % 2 != bad
+        for result, reference in zip(run(state, x, *inputs[2:]), expected, strict=True):
+            np.testing.assert_array_equal(result[other_lanes], reference[other_lanes])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,7 +84,7 @@ def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
     proof = prove_isolation(of_lanes, tuple(lanes), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)
-    assert "idle" in {one.id for one in proof.proved}
+    assert "idle" in {statement.id for statement in proof.proved}
 
 
 def test_no_state_is_written_while_drafts_are_verified() -> None:
@@ -95,4 +96,5 @@ def test_no_state_is_written_while_drafts_are_verified() -> None:
 
 @pytest.mark.parametrize(("tokens", "channels", "taps"), [(MAX_TOKENS + 1, 16, 4), (1, 24, 4), (1, 16, MAX_TAPS + 1)])
 def test_other_sizes_are_left_to_the_plain_form(tokens: int, channels: int, taps: int) -> None:
-    assert KERNEL.unsupported(jnp.zeros((1, tokens, channels)), jnp.zeros((channels, taps)))
+    x, state = jnp.zeros((1, tokens, channels)), jnp.zeros((1, taps - 1, channels))
+    assert KERNEL.unsupported(ConvInputs(x, jnp.zeros((channels, taps)), state, jnp.ones(1), jnp.zeros(1)))

@@ -102,8 +102,8 @@ def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monk
     if id:
         FAULTS[id].fault(monkeypatch)
     operands = map(jnp.asarray, (*arrays, state, valid, OLD[: len(lengths)]))
-    _, found = on_arrays(delta_rule_chunked, chunk=CHUNK)(*operands)
-    wrong = [not np.allclose(found[lane], want[lane], atol=TOLERANCE, rtol=0) for lane in range(len(lengths))]
+    _, result = on_arrays(delta_rule_chunked, chunk=CHUNK)(*operands)
+    wrong = [not np.allclose(result[lane], want[lane], atol=TOLERANCE, rtol=0) for lane in range(len(lengths))]
     assert wrong == [bool(id) and length % CHUNK > 0 for length in lengths]
 
 

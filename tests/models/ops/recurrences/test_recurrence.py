@@ -36,7 +36,7 @@ def test_arrays_that_do_not_fit_each_other_are_refused(field: str) -> None:
 
 def test_rows_are_those_of_lanes_or_of_slots() -> None:
     state = operands().state
-    more = jnp.concatenate([state, state])
+    extra = jnp.concatenate([state, state])
     with pytest.raises(ValueError, match="state: expected a row for each of 2 lanes, or slots, got 4"):
-        operands(state=more)
-    assert operands(state=more, slots=jnp.array([3, 1], jnp.int32)).tokens == 3
+        operands(state=extra)
+    assert operands(state=extra, slots=jnp.array([3, 1], jnp.int32)).tokens == 3

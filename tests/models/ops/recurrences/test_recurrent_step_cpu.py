@@ -40,8 +40,8 @@ STATE = Pool("state", dims=("row", "value_head", "value", "key"))
 CONTRACT = LaneContract((STATE, Lane(role="length"), Lane()), (Lane(), STATE), opaque=KERNEL_CALLS)
 
 
-def kernel(given: RecurrenceInputs, **settings: Any) -> Any:
-    return jax.jit(partial(recurrent_step_cpu, **settings))(given)
+def kernel(operands: RecurrenceInputs, **settings: Any) -> Any:
+    return jax.jit(partial(recurrent_step_cpu, **settings))(operands)
 
 
 def operation(form: str) -> Any:
@@ -57,56 +57,56 @@ def step(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_computes_the_recurrence(form: str, instructions: str):
     for values, keys in ((8, 4), (17, 33), (64, 16)):
-        given = inputs(form, values, keys)
-        found = kernel(given, instructions=instructions)
-        check(form, given, found)
-        np.testing.assert_array_equal(found.state[1], given.state[1])
-        assert not np.any(found.output[1])
+        operands = inputs(form, values, keys)
+        result = kernel(operands, instructions=instructions)
+        check(form, operands, result)
+        np.testing.assert_array_equal(result.state[1], operands.state[1])
+        assert not np.any(result.output[1])
     for tokens in (3, MAX_KEPT_TOKENS, 2 * MAX_KEPT_TOKENS + 1):
-        given = several(form, tokens=tokens)
-        found = kernel(given, instructions=instructions)
-        check(form, zero_padding(given), found)
+        operands = several(form, tokens=tokens)
+        result = kernel(operands, instructions=instructions)
+        check(form, zero_padding(operands), result)
         if tokens <= MAX_KEPT_TOKENS:
-            kept = kernel(given, keep_state=True, instructions=instructions)
-            np.testing.assert_array_equal(kept.output, found.output)
-            assert kept.state is None
+            stored = kernel(operands, keep_state=True, instructions=instructions)
+            np.testing.assert_array_equal(stored.output, result.output)
+            assert stored.state is None
         else:
             with pytest.raises(jax.errors.JaxRuntimeError, match="keeps its state"):
-                jax.block_until_ready(kernel(given, keep_state=True, instructions=instructions))
+                jax.block_until_ready(kernel(operands, keep_state=True, instructions=instructions))
 
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_rows_by_slot(form: str):
     """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
-    given = inputs(form, 9, 20)
+    operands = inputs(form, 9, 20)
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
-    pool = jnp.full((8, *given.state.shape[1:]), jnp.nan).at[slots].set(given.state)
-    expected = kernel(replace(given, state=pool[slots]))
-    found = kernel(replace(given, state=pool, slots=slots))
+    pool = jnp.full((8, *operands.state.shape[1:]), jnp.nan).at[slots].set(operands.state)
+    expected = kernel(replace(operands, state=pool[slots]))
+    result = kernel(replace(operands, state=pool, slots=slots))
     busy = jnp.array([0, 2, 3, 4])
-    np.testing.assert_array_equal(found.output, expected.output)
-    np.testing.assert_array_equal(found.state, pool.at[slots[busy]].set(expected.state[busy]))
+    np.testing.assert_array_equal(result.output, expected.output)
+    np.testing.assert_array_equal(result.state, pool.at[slots[busy]].set(expected.state[busy]))
     turned = slots[jnp.array([3, 1, 4, 0, 2])]
-    again = kernel(replace(given, state=found.state, slots=turned))
-    np.testing.assert_array_equal(again.output, kernel(replace(given, state=found.state[turned])).output)
+    repeat = kernel(replace(operands, state=result.state, slots=turned))
+    np.testing.assert_array_equal(repeat.output, kernel(replace(operands, state=result.state[turned])).output)
     for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
         with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
-            jax.block_until_ready(kernel(replace(given, state=pool, slots=jnp.array(wrong, jnp.int32))))
+            jax.block_until_ready(kernel(replace(operands, state=pool, slots=jnp.array(wrong, jnp.int32))))
 
 
 def test_operations_choose_it():
-    def calls(given: RecurrenceInputs, form: str = "head", keep_state: bool = False) -> list[str]:
-        traced = str(jax.make_jaxpr(partial(operation(form), keep_state=keep_state))(given))
+    def calls(operands: RecurrenceInputs, form: str = "head", keep_state: bool = False) -> list[str]:
+        traced = str(jax.make_jaxpr(partial(operation(form), keep_state=keep_state))(operands))
         return [name for name in (STEP_BY_SLOT, READ, STEP) if f"target_name={name}\n" in traced]
 
     for form in FORMS:
-        given = inputs(form, 8, 4, devices=HERE)
-        assert calls(given, form) == [STEP] and calls(replace(several(form), devices=HERE), form) == [STEP]
-        assert calls(given, form, keep_state=True) == [READ]
-        assert calls(replace(given, slots=jnp.arange(LANES, dtype=jnp.int32)), form) == [STEP_BY_SLOT]
-    given = inputs("head", 8, 4)
+        operands = inputs(form, 8, 4, devices=HERE)
+        assert calls(operands, form) == [STEP] and calls(replace(several(form), devices=HERE), form) == [STEP]
+        assert calls(operands, form, keep_state=True) == [READ]
+        assert calls(replace(operands, slots=jnp.arange(LANES, dtype=jnp.int32)), form) == [STEP_BY_SLOT]
+    operands = inputs("head", 8, 4)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
-        assert not calls(replace(given, devices=other))
+        assert not calls(replace(operands, devices=other))
     assert KERNEL.unsupported(inputs("ssd", 8, MAX_KEY + 1))
     long = several("head", tokens=MAX_KEPT_TOKENS + 1)
     assert KERNEL.unsupported(long) is None and KERNEL.unsupported(long, True)
@@ -114,30 +114,30 @@ def test_operations_choose_it():
 
 @pytest.mark.parametrize(("form", "tokens"), [("head", 1), ("channel", 3), ("ssd in groups", 3)])
 def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
-    given = zero_padding(inputs(form, 8, 4) if tokens == 1 else several(form))
-    given = replace(given, fresh=jnp.zeros_like(given.fresh), state=jnp.nan_to_num(given.state))
+    operands = zero_padding(inputs(form, 8, 4) if tokens == 1 else several(form))
+    operands = replace(operands, fresh=jnp.zeros_like(operands.fresh), state=jnp.nan_to_num(operands.state))
 
     def loss(devices: Devices, query: Any, value: Any, state: Any) -> Any:
-        made = operation(form)(replace(given, query=query, value=value, state=state, devices=devices))
-        return jnp.sum(jnp.tanh(made.output)) + jnp.sum(made.state**2)
+        built = operation(form)(replace(operands, query=query, value=value, state=state, devices=devices))
+        return jnp.sum(jnp.tanh(built.output)) + jnp.sum(built.state**2)
 
-    at = given.query, given.value, given.state
-    found, expected = (jax.jit(jax.grad(partial(loss, one), (0, 1, 2)))(*at) for one in (HERE, Devices()))
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    index = operands.query, operands.value, operands.state
+    result, expected = (jax.jit(jax.grad(partial(loss, devices), (0, 1, 2)))(*index) for devices in (HERE, Devices()))
+    for item, other in zip(result, expected, strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
     """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
-    given = jax.tree.map(lambda x: x[:4], several(form))  # the second lane is idle, the fourth fresh
-    state, _, rest = arguments(given)
+    operands = jax.tree.map(lambda x: x[:4], several(form))  # the second lane is idle, the fourth fresh
+    state, _, rest = arguments(operands)
     lengths = jnp.array([3, 0, 3, 3], jnp.int32)
     by_head, rows = P("data", None, "model"), P("data", "model")
     specs = (
         rows,
         P("data"),
-        {name: None if one is None else by_head for name, one in rest.items()} | {"fresh": P("data")},
+        {name: None if item is None else by_head for name, item in rest.items()} | {"fresh": P("data")},
     )
     over = jax.shard_map(step, mesh=mesh(2, 2), in_specs=specs, out_specs=(by_head, rows))
 
@@ -146,42 +146,42 @@ def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
 
     compiled = compile_step(over, placed(state, lengths, rest), CONTRACT)
     assert compiled.certificate.holds and compiled.certificate.copies == ()
-    assert "idle" in {one.id for one in compiled.certificate.proved}
-    (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+    assert "idle" in {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(STEP)
 
     def run(state: Any, rest: Any) -> tuple[np.ndarray, ...]:
         args = placed(state, lengths, rest)
         places = [shard.data.unsafe_buffer_pointer() for shard in args[0].addressable_shards]
-        output, after = compiled(*args)
-        assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == places
-        return np.asarray(output), np.asarray(after)
+        output, updated = compiled(*args)
+        assert [shard.data.unsafe_buffer_pointer() for shard in updated.addressable_shards] == places
+        return np.asarray(output), np.asarray(updated)
 
     expected = jax.jit(step)(state, lengths, rest)
-    for found, one in zip(run(state, rest), expected, strict=True):
-        np.testing.assert_array_equal(found, one)
+    for result, reference in zip(run(state, rest), expected, strict=True):
+        np.testing.assert_array_equal(result, reference)
     for lane in range(4):
         poisoned = jax.tree.map(lambda x, lane=lane: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
-        others = np.arange(4) != lane
-        for found, one in zip(run(state.at[lane].set(jnp.nan), poisoned), expected, strict=True):
-            np.testing.assert_array_equal(found[others], np.asarray(one)[others])
+        neighbours = np.arange(4) != lane
+        for result, reference in zip(run(state.at[lane].set(jnp.nan), poisoned), expected, strict=True):
+            np.testing.assert_array_equal(result[neighbours], np.asarray(reference)[neighbours])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_step_is_certified_and_in_place(form: str):
-    for given in (inputs(form, 8, 16), several(form, 8, 16)):
-        args = arguments(given)
+    for operands in (inputs(form, 8, 16), several(form, 8, 16)):
+        args = arguments(operands)
         compiled = compile_step(step, args, CONTRACT)
-        assert {"idle", "dimensions"} <= {one.id for one in compiled.certificate.proved}
-        (assumed,) = [one for one in compiled.certificate.assumed if one.id == "opaque-idle"]
+        assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+        (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
         assert assumed.about.startswith(STEP)
-        state = jnp.array(given.state)
+        state = jnp.array(operands.state)
         where = state.unsafe_buffer_pointer()
-        output, after = compiled(state, *args[1:])
-        assert after.unsafe_buffer_pointer() == where
-        expected = kernel(replace(given, valid=jnp.arange(given.tokens)[None] < args[1][:, None]))
+        output, updated = compiled(state, *args[1:])
+        assert updated.unsafe_buffer_pointer() == where
+        expected = kernel(replace(operands, valid=jnp.arange(operands.tokens)[None] < args[1][:, None]))
         np.testing.assert_array_equal(output, expected.output)
-        np.testing.assert_array_equal(after, expected.state)
+        np.testing.assert_array_equal(updated, expected.state)
 
 
 def test_proof_believes_the_declaration_and_nothing_more():
@@ -194,12 +194,12 @@ def test_proof_believes_the_declaration_and_nothing_more():
         return step(state, lengths, jax.tree.map(lambda x: x[::-1], rest))
 
     def turned(state: Any, lengths: Any, rest: Any) -> Any:
-        output, after = step(jnp.swapaxes(state, 2, 3), lengths, rest)
-        return output, jnp.swapaxes(after, 2, 3)
+        output, updated = step(jnp.swapaxes(state, 2, 3), lengths, rest)
+        return output, jnp.swapaxes(updated, 2, 3)
 
     def read_behind(state: Any, lengths: Any, rest: Any) -> Any:
-        output, after = step(state, lengths, rest)
-        return output + jnp.sum(state, axis=(1, 2, 3))[:, None, None, None], after
+        output, updated = step(state, lengths, rest)
+        return output + jnp.sum(state, axis=(1, 2, 3))[:, None, None, None], updated
 
     prove_isolation(step, args, CONTRACT)
     for wrong in (always_busy, other_lanes, turned, read_behind):
@@ -214,7 +214,9 @@ def test_rows_by_slot_are_proved():
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
     declared = Opaque((by := SlotMap("state", 8), *KERNEL_CALLS[STEP].inputs), KERNEL_CALLS[STEP].outputs, {8: 1})
     contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
-    assert "idle" in {one.id for one in compile_step(step, (pool, *args, slots), contract).certificate.proved}
+    assert "idle" in {
+        statement.id for statement in compile_step(step, (pool, *args, slots), contract).certificate.proved
+    }
 
     def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
         return step(pool, lengths, rest, jnp.roll(slots, 1))
@@ -230,14 +232,14 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
     """Alone, in a batch, and beside lanes that hold what would show in any other."""
-    given = several(form)
-    output, state = kernel(given)
+    operands = several(form)
+    output, state = kernel(operands)
     for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):
-        poisoned = replace(given, state=given.state.at[lane].set(other), value=given.value.at[lane].set(other))
-        others = np.delete(np.arange(LANES), lane)
-        for found, expected in zip(kernel(poisoned), (output, state), strict=True):
-            np.testing.assert_array_equal(found[others], expected[others])
+        poisoned = replace(operands, state=operands.state.at[lane].set(other), value=operands.value.at[lane].set(other))
+        neighbours = np.delete(np.arange(LANES), lane)
+        for result, expected in zip(kernel(poisoned), (output, state), strict=True):
+            np.testing.assert_array_equal(result[neighbours], expected[neighbours])
     for lane in range(LANES):
-        alone = kernel(jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], given))
-        np.testing.assert_array_equal(alone.output[0], output[lane])
-        np.testing.assert_array_equal(alone.state[0], state[lane])
+        single = kernel(jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands))
+        np.testing.assert_array_equal(single.output[0], output[lane])
+        np.testing.assert_array_equal(single.state[0], state[lane])

@@ -49,15 +49,15 @@ def test_rows_by_slot(form: str):
     given, slots = inputs(form, 8, 4), jnp.asarray(NAMED, jnp.int32)
     pool = jnp.full((SLOTS, *given.state.shape[1:]), jnp.nan).at[slots].set(given.state)
     output, state = kernel(given)
-    found, after = kernel(replace(given, state=pool, slots=slots))
-    np.testing.assert_array_equal(found, output)
-    np.testing.assert_array_equal(after, pool.at[slots].set(state))
+    result, updated = kernel(replace(given, state=pool, slots=slots))
+    np.testing.assert_array_equal(result, output)
+    np.testing.assert_array_equal(updated, pool.at[slots].set(state))
     # other lanes take over the rows, one from the start
     turned = slots[jnp.array([3, 1, 0, 4, 2])]
-    again, rows = kernel(replace(given, state=after, slots=turned))
-    expected, states = kernel(replace(given, state=after[turned]))
-    np.testing.assert_array_equal(again, expected)
-    np.testing.assert_array_equal(rows, after.at[turned].set(states))
+    repeat, rows = kernel(replace(given, state=updated, slots=turned))
+    expected, states = kernel(replace(given, state=updated[turned]))
+    np.testing.assert_array_equal(repeat, expected)
+    np.testing.assert_array_equal(rows, updated.at[turned].set(states))
     step = ssd_step if form.startswith("ssd") else delta_rule_step
     plain = jax.jit(step)(replace(given, state=pool, slots=slots))
     np.testing.assert_allclose(plain.output, output, rtol=2e-5, atol=2e-6)
@@ -87,7 +87,7 @@ def test_rows_by_slot_are_proved(form: str):
     contract = LaneContract((Pool("rows"), Lane(role="length"), Lane(), SlotMap("rows", SLOTS)), (Lane(), Pool("rows")))
 
     proof = prove_isolation(step, (pool, *args, slots), contract)
-    assert "idle" in {one.id for one in proof.proved}
+    assert "idle" in {statement.id for statement in proof.proved}
 
     def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
         return step(pool, lengths, rest, jnp.roll(slots, 1))

@@ -133,9 +133,15 @@ class LaneOfToken(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOfLane(Fact):
-    """Element i = number of a token of lane i; unspecified for lanes without tokens."""
+    """Element i = number of a token of lane i; unspecified for lanes without tokens.
+
+    Attributes:
+        layout: layout of the tokens.
+        lane: lane of all elements; None for an array of lanes.
+    """
 
     layout: str
+    lane: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +205,34 @@ class OffsetCounts(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedIota(Fact):
-    """Element = index along `axis` + `by`."""
+class IndexSum(Fact):
+    """Element = index along `axis` + `by` + `slope` * index along `window`.
+
+    Attributes:
+        window: a second axis; None without one.
+        exact: if False, elements are unspecified where the sum is no index of `axis`.
+    """
 
     axis: int
     by: int
+    window: int | None = None
+    slope: int = 0
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedIota(Fact):
-    """Element r along `axis` = r + `by` if this is an index."""
+class Lengths(Fact):
+    """Element at index i of `axis` = cu_seqlens[i + `first` + 1] - cu_seqlens[i + `first`] + `plus`.
 
-    axis: int
-    by: int
+    Attributes:
+        layout: layout of the tokens.
+        axis: as in `Offsets`.
+    """
+
+    layout: str
+    axis: int | None
+    first: int = 0
+    plus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +259,8 @@ class WithinLane(Fact):
     Attributes:
         axis: axis of the tokens, t = `shift` + `stride` * index; None for the token of a loop iteration.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
+        token: the token of the iteration, as in `OneLane`.
+        window, slope: the number of tokens is `back` + `slope` * index along `window`, at least 0 for each index.
     """
 
     layout: str
@@ -247,17 +270,20 @@ class WithinLane(Fact):
     shift: int = 0
     token: Symbol | None = None
     stride: int = 1
+    window: int | None = None
+    slope: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` depend on the lanes of tokens t - `back` to t + `ahead`, t = `start` + `stride` * r,
-    if all of these are tokens; otherwise on any token.
+    Elements at index r of `axis` and k of `window` depend on the lanes of tokens t - `back` to t + `ahead`,
+    t = `start` + `stride` * r + `slope` * k, if all of these are tokens; otherwise on any token.
 
     Attributes:
         axis: axis of the tokens; None if r is 0 for all elements.
+        window: a second axis; None without one.
     """
 
     layout: str
@@ -266,6 +292,8 @@ class TokenSpan(Fact):
     stride: int = 1
     back: int = 0
     ahead: int = 0
+    window: int | None = None
+    slope: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,12 +326,15 @@ class NonPadding(Fact):
 
     Attributes:
         axis: axis of the tokens; None for the token of a loop iteration.
+        token: the token of the iteration, as in `OneLane`.
+        exact: True if every other element is `when`.
     """
 
     layout: str
     axis: int | None
     token: Symbol | None = None
     when: bool = True
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,16 +426,28 @@ class Tiles(Fact):
     size: int
 
 
+NOT_FINITE = frozenset({"nan", "inf", "-inf"})
+
+
 @dataclass(frozen=True, slots=True)
 class Finite(Fact):
-    """No element is nan or infinite."""
+    """No element is one of these numbers."""
+
+    excluded: frozenset[str] = NOT_FINITE
 
 
 @dataclass(frozen=True, slots=True)
 class IsFinite(Fact):
-    """True if the value with this number is finite."""
+    """Element is `when` only if the value with this number is not one of some numbers.
+
+    Attributes:
+        excluded: these numbers.
+        when: see above.
+    """
 
     number: Number
+    excluded: frozenset[str] = NOT_FINITE
+    when: bool = True
 
 
 @dataclass(frozen=True, slots=True)

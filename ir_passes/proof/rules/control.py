@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
@@ -16,9 +18,9 @@ from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_windows
-from ir_passes.proof.rules.addressing.packed_tokens import relocated
+from ir_passes.proof.rules.addressing.packed_tokens import in_branch, relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
-from ir_passes.proof.rules.lane_loops import active_counter, stops_by_lane
+from ir_passes.proof.rules.lane_loops import counter_of, maker, stops_by_lane
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.uniformity import REMEDY
 from ir_passes.proof.values import (
@@ -90,7 +92,7 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
         return values
     if isinstance(predicate, OneLane):
         # rows are written by lanes of the whole step; a lane of a device is another one on each of them
-        mine = all(record.lane == predicate.lane and not predicate.split for record in writes)
+        mine = all(record.lane == predicate and not predicate.split for record in writes)
         return [
             value
             if isinstance(value.owner, PoolRows) and value.owner.unframed is None and mine
@@ -115,12 +117,17 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
     branches = site.params["branches"]
     if which.range is not None and which.range[0] == which.range[1]:
         branches = [branches[min(max(which.range[0], 0), len(branches) - 1)]]
+    test = maker(site.jaxpr, site.eqn.invars[0])
+    flag = None
+    if test is not None and test.primitive.name == "convert_element_type" and ir.dtype_of(test.invars[0]) == np.bool_:
+        flag = prover.read(site.env, test.invars[0])
     before, start = set(prover.versions.consumed), len(prover.accesses)
     consumed, merged = set(before), None
-    for branch in branches:
+    for k, branch in enumerate(branches):
         prover.versions.consumed = set(before)
+        inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
         with prover.decided_by(site.eqn.invars[0]):
-            values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], operands)
+            values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
@@ -139,18 +146,23 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
     outer, inner = operands[:of_condition], operands[of_condition : of_condition + of_body]
     start, first = len(prover.accesses), operands[of_condition + of_body :]
-    counter = active_counter(condition, body, outer, of_body, first)
-    counters = {}
+    counter = counter_of(condition, body, outer, of_body, first)
+    counters, counted = {}, {}
     if counter is not None:
-        bounds, limits = first[counter].range, dtype_range(body.jaxpr.outvars[counter].aval)
-        counters = {counter: (bounds[0], limits[1])} if bounds and limits else {}
+        k, bound = counter
+        bounds, limits = first[k].range, dtype_range(body.jaxpr.outvars[k].aval)
+        if bounds and limits:
+            counters = {k: (bounds[0], limits[1])}
+            stop = limits[1] if bound.range is None else max(bound.range[1], bounds[0] + 1)
+            fact = ActiveLane() if bound.fact == ActiveCount() else None
+            counted = {k: {"range": (bounds[0], stop - 1), "fact": fact}}
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
             test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
-            counted = [value.replace(fact=ActiveLane()) if k in counters else value for k, value in enumerate(carry)]
-            after = interpret(prover, body.jaxpr, consts, [*inner, *counted])
+            values = [value.replace(**counted.get(k, {})) for k, value in enumerate(carry)]
+            after = interpret(prover, body.jaxpr, consts, [*inner, *values])
         if each and not isinstance(test[0].owner, Mixed):
             after = [value.replace(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
         return after, test
@@ -290,15 +302,21 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     counts = {k for k, value in enumerate(xs) if value.fact == Iota(0) and isinstance(value.owner, Common)}
     turn = _of_iteration(site, loop, LaneRows(0), length).number
     carry = list(operands[num_consts : num_consts + num_carry])
+    counters = _counters(body.jaxpr, num_consts, carry, length)
+    counted = {k for k in counters if carry[k].range == (0, 0) and counters[k] == (0, length - 1) and length > 1}
+    counted = set() if params["reverse"] else counted
 
     def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         numbers = [turn if k in counts else prover.fresh() for k in range(len(taken))]
+        carry = [value.replace(number=turn) if k in counted else value for k, value in enumerate(carry)]
         inputs = [*consts, *carry, *(one.replace(number=number) for one, number in zip(taken, numbers, strict=True))]
         results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
-    counters = _counters(body.jaxpr, num_consts, carry, length)
-    tokens = {name: _of_iteration(site, loop, LaneRows(0, packed=name), length) for name in prover.bound.layouts}
+    tokens = set()
+    for name, size in prover.bound.layouts.items():
+        tokens.add(OneLane(_of_iteration(site, loop, LaneRows(0, packed=name), length), packed=name))
+        tokens.add(OneLane(Symbol(turn, size or length), packed=name))
     neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
     carry, rest = _settled(site, carry, once, counters, loop, neighbours)
     if (
@@ -314,7 +332,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     tiles = [value.fact for value in xs if isinstance(value.fact, Tiles) and value.fact.tiles == 0]
     lengths = [shape[:1] for shape in ir.shapes(body.jaxpr.outvars[num_carry:])]
     stacked = [
-        _tiled(site, value, loop, tiles, length, size) or _stacked(site, value, loop, sources)
+        _tiled(site, value, loop, tiles, length, size) or _stacked(site, value, loop, sources, length)
         for value, size in zip(rest, lengths, strict=True)
     ]
     return [*carry, *stacked]
@@ -346,8 +364,8 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
             fact = LaneOfToken(token, layout, value.fact.padding)
         else:
             fact = replace(value.fact, axis=None, token=token)
-    elif (
-        isinstance(value.fact, WithinLane) and value.fact.axis == 0 and (value.fact.shift, value.fact.stride) == (0, 1)
+    elif isinstance(value.fact, WithinLane) and value.fact == replace(
+        value.fact, axis=0, shift=0, stride=1, window=None
     ):
         token = _of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
@@ -389,18 +407,21 @@ def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symb
     return Symbol(site.prover.number(form, *operands), length)
 
 
-def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows]) -> Value:
-    """Stack the value of each iteration along a new axis 0."""
+def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:
+    """Stack the value of each iteration along a new axis 0.
+
+    Args:
+        sources: owners of the arrays that the loop runs over.
+        length: number of iterations.
+    """
     owner, step = value.owner, ("scan", loop)
     whole = None if value.intact is None else left(value.intact.view, step)
     intact = None if value.intact is None or whole is None else UnchangedRows(value.intact.leaf, whole)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
-        for rows in sources:
-            if _of_iteration(site, loop, rows, owner.lane.size).number == owner.lane.number:
-                return Value(moved(rows, 0), range=value.range, intact=intact)
-        tokens = LaneRows(0, packed=owner.packed)
-        if owner.packed and _of_iteration(site, loop, tokens, owner.lane.size).number == owner.lane.number:
-            return Value(tokens, range=value.range)
+        for rows in (*sources, LaneRows(0, packed=owner.packed)):
+            lane = OneLane(_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)
+            if owner == lane:
+                return Value(replace(rows, axis=0, unreduced=owner.unreduced), range=value.range, intact=intact)
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)
         if view is None:

@@ -87,7 +87,7 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         fact = _slots_or_filler(site, operand, access)
     if isinstance(fact, SlotEntry | PageEntry) and packed_tokens.entries_of_padding(access):
         fact = replace(fact, alternatives=fact.alternatives | {"last"})
-    fact = fact or packed_tokens.segment_at(site, operand, access)
+    fact = fact or packed_tokens.at_token(site, operand, access)
     whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
     if whole and (not access.columns or not access.drops):
         return operand.replace(owner=owner)

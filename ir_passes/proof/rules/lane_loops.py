@@ -12,7 +12,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.site import interpret
-from ir_passes.proof.values import ActiveCount, Value
+from ir_passes.proof.values import Value
 
 _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
@@ -46,13 +46,13 @@ def stops_by_lane(
     return all(_stays(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
 
 
-def active_counter(
+def counter_of(
     condition: ir.ClosedJaxpr, body: ir.ClosedJaxpr, outer: Sequence[Value], inner: int, carry: Sequence[Value]
-) -> int | None:
-    """Return the index of a carry that counts active lanes; None without one.
+) -> tuple[int, Value] | None:
+    """Return the index of a carry that counts iterations, and its bound; None without one.
 
-    It begins at 0 or above, each iteration adds 1, and the condition is that it is below the number of active lanes. So
-    it is the number of an active lane in every iteration.
+    It begins at 0 or above, each iteration adds 1, and the condition is that it is below the bound. So it is below the
+    bound in every iteration; below the number of active lanes, it is the number of an active lane.
 
     Args:
         condition, body: programs of the loop.
@@ -60,7 +60,7 @@ def active_counter(
         inner: number of constants of the body.
         carry: values of the carries before the loop.
     """
-    test = _maker(condition.jaxpr, condition.jaxpr.outvars[0])
+    test = maker(condition.jaxpr, condition.jaxpr.outvars[0])
     variables = condition.jaxpr.invars
     compared = [] if test is None else [_unconverted(condition.jaxpr, atom) for atom in test.invars]
     if test is None or test.primitive.name != "lt" or any(atom not in variables for atom in compared):
@@ -68,19 +68,19 @@ def active_counter(
     k, bound = (variables.index(atom) - len(outer) for atom in compared)
     count = outer[bound] if bound < 0 else carry[bound]
     inputs, outputs = body.jaxpr.invars[inner:], body.jaxpr.outvars
-    if not isinstance(count.fact, ActiveCount) or k < 0 or (bound >= 0 and outputs[bound] is not inputs[bound]):
+    if k < 0 or (bound >= 0 and outputs[bound] is not inputs[bound]):
         return None
-    step = _maker(body.jaxpr, outputs[k])
+    step = maker(body.jaxpr, outputs[k])
     if step is None or step.primitive.name != "add" or step.invars[0] is not inputs[k]:
         return None
     by, start = step.invars[1], carry[k].range
     by_one = isinstance(by, ir.Literal) and int(by.val) == 1
-    return k if by_one and start is not None and start[0] >= 0 else None
+    return (k, count) if by_one and start is not None and start[0] >= 0 else None
 
 
 def _unconverted(jaxpr: Any, atom: Any) -> Any:
     """Return the value under a conversion to its own dtype, which changes its weak type only."""
-    eqn = _maker(jaxpr, atom)
+    eqn = maker(jaxpr, atom)
     if eqn is None or eqn.primitive.name != "convert_element_type":
         return atom
     return eqn.invars[0] if ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom) else atom
@@ -88,9 +88,9 @@ def _unconverted(jaxpr: Any, atom: Any) -> Any:
 
 def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     """Return an array and a truth value if a condition tests any element for it."""
-    eqn, negated = _maker(jaxpr, atom), False
+    eqn, negated = maker(jaxpr, atom), False
     if eqn is not None and eqn.primitive.name == "not":
-        eqn, negated = _maker(jaxpr, eqn.invars[0]), True
+        eqn, negated = maker(jaxpr, eqn.invars[0]), True
     if eqn is None or eqn.primitive.name != ("reduce_and" if negated else "reduce_or"):
         return None
     (var,) = eqn.invars
@@ -102,7 +102,7 @@ def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number,
     """Return the numbers of an array and its negation, with their values in active lanes."""
     env = prover.values[jaxpr]
     flags = {env[var].number: when}
-    eqn = _maker(jaxpr, var)
+    eqn = maker(jaxpr, var)
     if eqn is not None and eqn.primitive.name == "not" and not isinstance(eqn.invars[0], ir.Literal):
         flags[env[eqn.invars[0]].number] = not when
     return flags
@@ -112,7 +112,7 @@ def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool])
     """Return True if a result of the body is the carry in inactive lanes."""
     if out is carry:
         return True
-    eqn = _maker(body, out)
+    eqn = maker(body, out)
     if eqn is None:
         return False
     if eqn.primitive.name in ("and", "or"):
@@ -127,11 +127,11 @@ def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool])
 
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
     """Return the number of the array under a broadcast mask."""
-    while (eqn := _maker(body, atom)) is not None and eqn.primitive.name in _SPREADING:
+    while (eqn := maker(body, atom)) is not None and eqn.primitive.name in _SPREADING:
         atom = eqn.invars[0]
     return None if isinstance(atom, ir.Literal) else env[atom].number
 
 
-def _maker(jaxpr: Any, atom: Any) -> Any:
+def maker(jaxpr: Any, atom: Any) -> Any:
     """Return the equation of a value; None for an input or a literal."""
     return next((eqn for eqn in jaxpr.eqns if any(var is atom for var in eqn.outvars)), None)

@@ -36,7 +36,7 @@ def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any
         dtypes += [precision.lhs_precision_type, precision.rhs_precision_type]
     if isinstance(precision, DotAlgorithmPreset):
         dtypes += [_OPERAND_DTYPES[part] for part in precision.name.split("_")[:2] if part in _OPERAND_DTYPES]
-    finite = isinstance(fact, Finite) or is_whole(dtype)
+    finite = fact == Finite() or is_whole(dtype)
     return finite and all(stays_finite(dtype, target) for target in dtypes)
 
 
@@ -57,7 +57,9 @@ def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | No
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {
     (MaskedOut, "convert_element_type"): _converted_mask,
     (LaneStarted, "convert_element_type"): lambda fact, source, target: fact if is_whole(target) else None,
-    (Finite, "convert_element_type"): lambda fact, source, target: fact if stays_finite(source, target) else None,
+    (Finite, "convert_element_type"): lambda fact, source, target: (
+        fact if fact == Finite() and stays_finite(source, target) else None
+    ),
     (OneHot, "convert_element_type"): lambda fact, source, target: (
         fact if holds(target, 0) and holds(target, 1) else None
     ),

@@ -3,6 +3,7 @@
 More than 300 lines: one comparison for each fact.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -19,14 +20,15 @@ from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
     BroadcastVector,
-    ClippedIota,
     Columns,
     Counts,
     Finite,
     HasRow,
+    IndexSum,
     Iota,
     LaneLimit,
     LaneStarted,
+    Lengths,
     MaskedOut,
     Negative,
     NextLane,
@@ -41,7 +43,6 @@ from ir_passes.proof.values import (
     SegmentIds,
     SharedPadding,
     ShiftedIds,
-    ShiftedIota,
     SlotEntry,
     Tiles,
     TokenBound,
@@ -228,6 +229,12 @@ def _vector(array: np.ndarray) -> np.ndarray:
     return array.reshape(*array.shape[:2], -1)[:, :, 0]
 
 
+def is_one_of(array: np.ndarray, names: frozenset[str]) -> np.ndarray:
+    """Return a mask of the elements that are nan or an infinity of these names."""
+    tests = {"nan": np.isnan, "inf": np.isposinf, "-inf": np.isneginf}
+    return np.any([tests[name](array) for name in names], axis=0)
+
+
 def _faults_of(
     reality: Reality,
     array: np.ndarray,
@@ -304,13 +311,13 @@ def _faults_of(
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             if (rows != segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not the lane of each token"
-        case NonPadding(layout, int(axis), _, when) if layout in reality.segments:
+        case NonPadding(layout, int(axis), _, when, exact) if layout in reality.segments:
             rows = np.moveaxis(array == when, axis + 1, -1)
             real = (reality.segments[layout][:, : rows.shape[-1]] < reality.bound.lanes).reshape(
                 len(rows), *[1] * (rows.ndim - 2), -1
             )
-            if (rows & ~real).any():
-                yield "is true of padding"
+            if (rows & ~real).any() or (exact and (rows != real).any()):
+                yield "is true of padding, or false of a token"
         case NextLane(axis, layout, padding) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, -1)
             segment = reality.segments[layout][:, : rows.shape[-1]]
@@ -332,6 +339,12 @@ def _faults_of(
             entries = cu[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
             if (rows != entries.reshape(len(entries), *[1] * (rows.ndim - 2), -1)).any():
                 yield "holds other entries of cu_seqlens"
+        case Lengths(layout, axis, first, plus) if layout in reality.segments:
+            cu = _starts(reality, layout)
+            rows = array[..., None] if axis is None else np.moveaxis(array, axis + 1, -1)
+            lengths = np.diff(cu, axis=1)[:, first : first + (rows.shape[-1] if axis is not None else 1)] + plus
+            if (rows != lengths.reshape(len(lengths), *[1] * (rows.ndim - 2), -1)).any():
+                yield "holds other lengths of lanes"
         case LaneStarted(layout, tokens, lanes, first, when) if layout in reality.segments:
             rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
             cu = _starts(reality, layout)[:, first : first + rows.shape[2]]
@@ -347,6 +360,12 @@ def _faults_of(
             wrong = rows != (bases[base] + plus).reshape(len(rows), *one, -1)
             if (wrong & real.reshape(len(rows), *one, -1)).any():
                 yield "is not the bound of each token's lane"
+        case WithinLane(layout, int(axis), back, when, shift, _, stride, int(window), slope):
+            for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
+                if back + slope * k:
+                    axis_left = axis - (window < axis)
+                    fact = WithinLane(layout, axis_left, back + slope * k, when, shift, None, stride)
+                    yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)
         case WithinLane(layout, int(axis), back, when, shift, _, stride) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             token, edge = np.arange(rows.shape[-1]) * stride + shift, segment.shape[1]
@@ -356,6 +375,10 @@ def _faults_of(
             wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
+        case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope):
+            for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
+                fact = TokenSpan(layout, axis - (window < axis), start + slope * k, stride, before, after)
+                yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)
         case TokenSpan(layout, int(axis), start, stride, before, after) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, 1), reality.segments[layout]
             low = start + stride * np.arange(rows.shape[1]) - before
@@ -363,14 +386,12 @@ def _faults_of(
             may = reality.tokens_may_differ(tokens.ravel(), layout).reshape(len(rows), *tokens.shape).any(axis=2)
             if (_by_row(differing(rows, rows[reality.claims.base])) & ~may).any():
                 yield "depends on tokens outside of its span"
-        case ShiftedIota(axis, by):
-            if (np.moveaxis(array, axis + 1, -1) != np.arange(array.shape[axis + 1]) + by).any():
-                yield "does not count from its shift"
-        case ClippedIota(axis, by):
-            index = np.arange(array.shape[axis + 1]) + by
-            inside = (index >= 0) & (index < len(index))
-            if (np.moveaxis(array, axis + 1, -1) != index)[..., inside].any():
-                yield "does not count inside of the axis"
+        case IndexSum(axis, by, window, slope, exact):
+            index = np.indices(array.shape[1:])
+            total = index[axis] + by + (0 if window is None else slope * index[window])
+            inside = exact | ((total >= 0) & (total < array.shape[axis + 1]))
+            if ((array != total) & inside).any():
+                yield "is not a sum of indices"
         case NotLater(first, second, when):
             rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
             if rows.swapaxes(1, 2)[:, np.triu(np.ones(rows.shape[1:3], bool), 1).T].any():
@@ -382,11 +403,11 @@ def _faults_of(
             other = (one != two) & (one < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
             if (rows & other).any():
                 yield "is true of tokens of different lanes"
-        case TokenOfLane(layout) if layout in reality.segments:
-            index = array.reshape(*array.shape[:2], -1)
+        case TokenOfLane(layout, which) if layout in reality.segments:
+            index = array.reshape(len(array), -1 if which is None else 1, math.prod(array.shape[1 + (which is None) :]))
             for run, segment in enumerate(reality.segments[layout]):
-                for lane in np.intersect1d(np.arange(reality.bound.lanes), segment):
-                    if (segment[index[run, lane]] != lane).any():
+                for lane in np.intersect1d(np.arange(reality.bound.lanes) if which is None else [which], segment):
+                    if (segment[index[run, lane if which is None else 0]] != lane).any():
                         yield "is no token of each lane"
         case MaskedOut(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
             rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
@@ -415,8 +436,8 @@ def _faults_of(
             both = padding & padding[base] if rows.shape[1] == padding.shape[1] else np.zeros_like(padding)
             if (_by_row(differing(rows, rows[base]))[:, : both.shape[1]] & both).any():
                 yield "has padding that is not shared"
-        case Finite():
-            if not np.isfinite(array).all():
+        case Finite(excluded):
+            if is_one_of(array, excluded).any():
                 yield "is not finite"
         case Negative(number) if number in numbered and numbered[number].shape == array.shape:
             if (array != (numbered[number] < 0)).any():
@@ -471,7 +492,9 @@ def _changed(
         case OneLane(int(lane)) if not any(isinstance(tile, Symbol) for tile in owner.split):
             return _by_run(differing(array, array[base])) & ~reality.may_differ(np.array([lane]))[:, 0]
         case OneLane(Symbol(number)):
-            return reality.outside_picked((number, where), _by_run(differing(array, array[base])), owner.packed)
+            return reality.outside_picked(
+                (number, owner.packed, where), _by_run(differing(array, array[base])), owner.packed
+            )
         case LaneRows(axis, inner, start, order):
             rows = np.moveaxis(array, axis + 1, 1)
             lane = np.arange(rows.shape[1]) // inner + start

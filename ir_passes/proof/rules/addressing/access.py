@@ -3,9 +3,8 @@
 import math
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from jax.lax import GatherScatterMode
+from jax.lax import GatherDimensionNumbers, GatherScatterMode
 
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
@@ -172,45 +171,40 @@ def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Va
 
 
 def of_gather(site: Site, indices: Value) -> Access:
-    """The access of a gather."""
-    full, index_shape = site.shapes[0], site.shapes[1]
-    n = site.params["dimension_numbers"]
-    offset = tuple(map(int, n.offset_dims))
-    batch = [d for d in range(len(site.shape)) if d not in offset]
-    hidden = {*map(int, n.collapsed_slice_dims), *map(int, n.operand_batching_dims)}
-    kept = [d for d in range(len(full)) if d not in hidden]
-    return _indexed(
-        site, indices, full, tuple(map(int, site.params["slice_sizes"])), dict(zip(kept, offset, strict=True)),
-        tuple(map(int, n.start_index_map)), n.operand_batching_dims, n.start_indices_batching_dims, batch, index_shape,
-        site.shape,
-    )  # fmt: skip
+    """Return the access of a gather."""
+    sizes = tuple(map(int, site.params["slice_sizes"]))
+    return _indexed(site, indices, site.params["dimension_numbers"], site.shape, sizes)
 
 
 def of_scatter(site: Site, indices: Value) -> Access:
-    """The access of a scatter; the window array is its updates."""
-    full, index_shape, update_shape = site.shapes[:3]
+    """Return the access of a scatter; the window array is its updates."""
     n = site.params["dimension_numbers"]
-    offset = tuple(map(int, n.update_window_dims))
-    batch = [d for d in range(len(update_shape)) if d not in offset]
-    inserted = set(map(int, n.inserted_window_dims))
-    hidden = {*inserted, *map(int, n.operand_batching_dims)}
-    kept = [d for d in range(len(full)) if d not in hidden]
-    window = dict(zip(kept, offset, strict=True))
-    sizes = tuple(update_shape[window[d]] if d in window else 1 for d in range(len(full)))
-    return _indexed(
-        site, indices, full, sizes, window, tuple(map(int, n.scatter_dims_to_operand_dims)),
-        n.operand_batching_dims, n.scatter_indices_batching_dims, batch, index_shape, update_shape,
+    dims = GatherDimensionNumbers(
+        n.update_window_dims, n.inserted_window_dims, n.scatter_dims_to_operand_dims, n.operand_batching_dims,
+        n.scatter_indices_batching_dims,
     )  # fmt: skip
+    return _indexed(site, indices, dims, site.shapes[2], None)
 
 
 def _indexed(
-    site: Site, indices: Value, full: Shape, sizes: Shape, window: dict[int, int], indexed: Shape,
-    operand_batching: Any, index_batching: Any, batch: list[int], index_shape: Shape, window_shape: Shape,
-) -> Access:  # fmt: skip
+    site: Site, indices: Value, dims: GatherDimensionNumbers, window_shape: Shape, sizes: Shape | None
+) -> Access:
+    """Return the access by an array of indices.
+
+    Args:
+        sizes: of the window; None to read them from the window array.
+    """
+    full, index_shape = site.shapes[:2]
+    offset, indexed = tuple(map(int, dims.offset_dims)), tuple(map(int, dims.start_index_map))
+    batch = tuple(d for d in range(len(window_shape)) if d not in offset)
+    hidden = {*map(int, dims.collapsed_slice_dims), *map(int, dims.operand_batching_dims)}
+    window = dict(zip((d for d in range(len(full)) if d not in hidden), offset, strict=True))
+    sizes = sizes or tuple(window_shape[window[d]] if d in window else 1 for d in range(len(full)))
     columns = dict(zip(indexed, _split_columns(site, indices, len(indexed), len(index_shape) - 1), strict=True))
-    paired = {int(d): batch[int(i)] for d, i in zip(operand_batching, index_batching, strict=True)}
+    batching = zip(dims.operand_batching_dims, dims.start_indices_batching_dims, strict=True)
+    paired = {int(d): batch[int(axis)] for d, axis in batching}
     drops = site.params["mode"] == GatherScatterMode.FILL_OR_DROP
-    return Access(full, sizes, columns, window, paired, tuple(batch), drops, index_shape, window_shape)
+    return Access(full, sizes, columns, window, paired, batch, drops, index_shape, window_shape)
 
 
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:

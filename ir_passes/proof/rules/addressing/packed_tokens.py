@@ -35,14 +35,15 @@ from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    ClippedIota,
     Fact,
     Finite,
+    IndexSum,
     Iota,
     IsFinite,
     LaneLimit,
     LaneOfToken,
     LaneStarted,
+    Lengths,
     MaskedOut,
     NextLane,
     NonPadding,
@@ -54,7 +55,6 @@ from ir_passes.proof.values import (
     SegmentIds,
     SharedPadding,
     ShiftedIds,
-    ShiftedIota,
     SlotEntry,
     TokenBound,
     TokenOfLane,
@@ -69,8 +69,8 @@ _MASK = (
     "(segment N), before they are reduced"
 )
 _ALONG_AN_AXIS = (
-    ClippedIota, NextLane, NonPadding, Offsets, PlacedToken, SegmentIds, SharedPadding, ShiftedIds, ShiftedIota,
-    TokenBound, TokenSpan, WithinLane,
+    IndexSum, Lengths, NextLane, NonPadding, Offsets, PlacedToken, SegmentIds, SharedPadding, ShiftedIds, TokenBound,
+    TokenSpan, WithinLane,
 )  # fmt: skip
 _FINITE = (
     "make them finite first: where(isfinite(values), values, 0), after the last conversion to a dtype with a smaller "
@@ -100,7 +100,7 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
     if isinstance(fact, Finite):
         return fact
     if isinstance(fact, TokenOfLane):
-        return fact if new_axis_of(0) == 0 else None
+        return fact if fact.lane is not None or new_axis_of(0) == 0 else None
     if isinstance(fact, LaneOfToken):
         return fact
     if isinstance(fact, LaneStarted | LaneLimit | NotLater):
@@ -114,8 +114,9 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
             return None  # the smaller axis has the rows
         return replace(fact, rows=first, columns=second)
     if isinstance(fact, _ALONG_AN_AXIS):
-        axis = None if fact.axis is None else new_axis_of(fact.axis)
-        return fact if fact.axis is None else None if axis is None else replace(fact, axis=axis)
+        old = {name: getattr(fact, name, None) for name in ("axis", "window")}
+        axes = {name: new_axis_of(axis) for name, axis in old.items() if axis is not None}
+        return None if None in axes.values() else replace(fact, **axes)
     if isinstance(fact, SameLane | TokenPairs | MaskedOut):
         moved_axes = [(owner, new_axis_of(owner.axis)) for owner in (fact.rows, fact.columns)]
         rows, columns = (None if axis is None else replace(owner, axis=axis) for owner, axis in moved_axes)
@@ -140,7 +141,11 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     if by_lane and isinstance(index.fact, LaneOfToken) and access.scalar:
         return OneLane(index.fact.token, packed=index.fact.layout)
     token_of = token_layout.token_of_lane(index.fact)
-    if token_of is not None and rows == tokens(axis, token_of.layout) and access.index_shape[0] == lanes:
+    if token_of is None or rows != tokens(axis, token_of.layout):
+        return None
+    if token_of.lane is not None:
+        return OneLane(token_of.lane) if token_of.lane < lanes else None
+    if access.index_shape[0] == lanes:
         lane_axis = access.index_axes[0]
         return OneLane(0) if lanes == 1 else LaneRows(lane_axis)
     return None
@@ -205,37 +210,64 @@ def by_token(access: Access) -> bool:
     return any(isinstance(value.fact, SegmentIds | LaneOfToken) for value in access.columns.values())
 
 
-def segment_at(site: Site, operand: Value, access: Access) -> LaneOfToken | None:
-    """Return the fact for an index that selects the lane of one token.
+def at_token(site: Site, operand: Value, access: Access) -> LaneOfToken | NonPadding | WithinLane | None:
+    """Return the fact for selecting the lane or the mask of one token.
 
     None for other indices.
     """
     (axis,) = access.columns if len(access.columns) == 1 else (-1,)
     fact = operand.fact
-    if not isinstance(fact, SegmentIds) or axis != fact.axis or len(access.full) != 1 or not access.scalar:
+    if (
+        not isinstance(fact, SegmentIds | NonPadding | WithinLane)
+        or axis != fact.axis
+        or len(access.full) != 1
+        or not access.scalar
+    ):
         return None
     if access.sizes != (1,) or not isinstance(access.columns[axis].owner, Common):
         return None
     if access.drops and not access.inside(axis):
         return None  # a fill value is not a lane
-    return LaneOfToken(Symbol(access.columns[axis].number, access.full[axis]), fact.layout, fact.padding)
+    token = Symbol(access.columns[axis].number, access.full[axis])
+    if isinstance(fact, SegmentIds):
+        return LaneOfToken(token, fact.layout, fact.padding)
+    if isinstance(fact, WithinLane) and (fact.shift, fact.stride) != (0, 1):
+        return None
+    return replace(fact, axis=None, token=token)
 
 
 def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
     """Return the cases of a select by a padding mask, with the entry of a slot map or page table refined."""
     if len(cases) != 2 or not isinstance(mask.fact, NonPadding):
         return cases
-    entry = cases[mask.fact.when]
+    entry = real_entry(mask.fact, cases[mask.fact.when])
+    return (cases[0], entry) if mask.fact.when else (entry, cases[1])
+
+
+def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
+    """Return the operands of a branch that is taken if a layout mask is `when`.
+
+    The token of the previous iteration is of this iteration's lane if the mask puts both into one lane. An entry of a
+    slot map or page table belongs to a real token if the mask excludes padding.
+    """
+    fact, values = mask.fact, list(operands)
+    if isinstance(fact, NonPadding) and fact.when == when:
+        return [real_entry(fact, value) for value in values]
+    if not isinstance(fact, WithinLane) or fact.token is None or fact.when != when:
+        return values
+    neighbouring = OneLane(token_windows.neighbour(site, fact.token, fact.back < 0), packed=fact.layout)
+    token = OneLane(fact.token, packed=fact.layout)
+    return [value.replace(owner=token) if value.owner == neighbouring else value for value in values]
+
+
+def real_entry(mask: NonPadding, entry: Value) -> Value:
+    """Return an entry of a slot map or page table where a mask excludes padding."""
     fact, owner = entry.fact, entry.owner
     if not isinstance(fact, SlotEntry | PageEntry):
-        return cases
-    layout, axis, token = mask.fact.layout, mask.fact.axis, mask.fact.token
-    is_own_token = axis is not None and owner == tokens(axis, layout)
-    is_own_token = is_own_token or (isinstance(owner, OneLane) and owner.packed == layout and owner.lane == token)
-    if not is_own_token:
-        return cases
-    entry = entry.replace(fact=replace(fact, alternatives=fact.alternatives - {"last"}))
-    return (cases[0], entry) if mask.fact.when else (entry, cases[1])
+        return entry
+    is_own_token = mask.axis is not None and owner == tokens(mask.axis, mask.layout)
+    is_own_token = is_own_token or (mask.token is not None and owner == OneLane(mask.token, packed=mask.layout))
+    return entry.replace(fact=replace(fact, alternatives=fact.alternatives - {"last"})) if is_own_token else entry
 
 
 def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
@@ -306,11 +338,12 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if site.name in ("lt", "ne", "ge", "eq") and isinstance(x, SegmentIds | LaneOfToken) and x.padding == "past":
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
-            return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne")))
+            return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
     if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
         return result.replace(fact=replace(x, padding="last"))
-    if site.name == "is_finite":
-        return result.replace(fact=IsFinite(operands[0].number))
+    special = _finite_mask(site, operands)
+    if special is not None:
+        return result.replace(fact=special)
     pair = _paired(site, operands)
     if site.name in ("eq", "ne"):
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
@@ -343,6 +376,20 @@ def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None
         if not own and not isinstance(value.owner, Common):
             return None
     return fact.axis, fact.layout
+
+
+def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
+    """Return the fact about a test for nan and infinity; None for other results."""
+    x = operands[0]
+    if site.name == "is_finite":
+        return IsFinite(x.number)
+    if site.name == "ne" and x.number == operands[1].number and site.shapes[0] == site.shapes[1]:
+        return IsFinite(x.number, frozenset({"nan"}), when=False)
+    if site.name == "eq" and site.shapes[0] == site.shape and isinstance(site.eqn.invars[1], ir.Literal):
+        number = _literal(site, site.eqn.invars[1])
+        if number is not None and math.isinf(number):
+            return IsFinite(x.number, frozenset({str(number)}), when=False)
+    return None
 
 
 def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
@@ -419,7 +466,7 @@ def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> NonPadding |
     for k, fact in enumerate(facts):
         if isinstance(fact, NonPadding) and fact.when == when:
             if _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
-                return fact
+                return replace(fact, exact=False)
     return None
 
 
@@ -468,10 +515,14 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
         number = _literal(site, site.eqn.invars[2 - mask.fact.when])
         absent = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
         return result.replace(owner=rows, fact=absent)
-    if isinstance(mask.fact, IsFinite) and mask.fact.number == cases[1].number and site.shapes[0] == site.shape:
-        number = _literal(site, site.eqn.invars[1])
+    finite = mask.fact
+    if isinstance(finite, IsFinite) and finite.number == cases[finite.when].number and site.shapes[0] == site.shape:
+        number = _literal(site, site.eqn.invars[2 - finite.when])
+        known = cases[finite.when].fact
         if number is not None and math.isfinite(number):
-            return result.replace(fact=Finite())
+            return result.replace(
+                fact=Finite(finite.excluded | (known.excluded if isinstance(known, Finite) else set()))
+            )
     pair = _paired(site, operands)
     return result.replace(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
 
@@ -542,6 +593,7 @@ _REFINED = {
     "dot_general": (_product,),
     "gather": (token_windows.gathered,),
     "concatenate": (token_windows.joined,),
+    "stack": (token_windows.stacked,),
     "slice": (token_windows.sliced,),
     "pad": (token_windows.padded,),
     "rev": (token_windows.reversed_tokens,),

@@ -201,9 +201,9 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
     """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
-        lane, whose = owner.order, (owner.start, lanes, owner.order, owner.packed)
+        lane, whose = None, (owner.start, lanes, owner.order, owner.packed)
     else:
-        lane = whose = owner.lane if isinstance(owner, OneLane) else None
+        lane, whose = (owner, (owner.lane, owner.packed)) if isinstance(owner, OneLane) else (None, None)
     fact = index.fact
     rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))

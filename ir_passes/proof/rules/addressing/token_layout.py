@@ -14,15 +14,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
-from ir_passes.proof.owners import Common
+from ir_passes.proof.owners import Common, Symbol
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    ClippedIota,
     Fact,
+    IndexSum,
     Iota,
     LaneLimit,
     LaneStarted,
+    Lengths,
     Negative,
     NextLane,
     NonPadding,
@@ -33,7 +34,6 @@ from ir_passes.proof.values import (
     Range,
     SegmentIds,
     ShiftedIds,
-    ShiftedIota,
     TokenBound,
     TokenOfLane,
     Value,
@@ -41,13 +41,17 @@ from ir_passes.proof.values import (
 )
 
 LAYOUT_FACTS = (
-    ClippedIota, LaneLimit, LaneStarted, NextLane, NonPadding, NotLater, OffsetCounts, Offsets, SegmentIds, ShiftedIds,
-    ShiftedIota, TokenBound, TokenOfLane, WithinLane,
+    IndexSum, LaneLimit, LaneStarted, Lengths, NextLane, NonPadding, NotLater, OffsetCounts, Offsets, SegmentIds,
+    ShiftedIds, TokenBound, TokenOfLane, WithinLane,
 )  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 _FLAGS = LaneStarted | LaneLimit | NotLater | NonPadding | WithinLane
 """Facts about masks, which a negation keeps."""
+_IMPLIED = {
+    "ge": (0, True), "gt": (1, True), "lt": (0, False), "le": (1, False), "eq": (0, True), "ne": (0, False),
+}  # fmt: skip
+"""Comparison of a number with 0 -> least number, for results with this truth value."""
 _Found = tuple[Fact, Range | None]
 
 
@@ -87,9 +91,10 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
 def _represented(site: Site, fact: Fact) -> bool:
     """True if the dtype holds all numbers of a fact, also plus a constant."""
     match fact:
-        case ShiftedIota(axis, by):
-            return fits(site.eqn.outvars[0].aval, by, site.shape[axis] + by)
-        case Offsets(layout) | TokenBound(layout):
+        case IndexSum(axis, by):
+            ends = [0] if fact.window is None else [0, fact.slope * (site.shape[fact.window] - 1)]
+            return fits(site.eqn.outvars[0].aval, by + min(ends), site.shape[axis] + by + max(ends))
+        case Offsets(layout) | Lengths(layout) | TokenBound(layout):
             tokens = site.prover.bound.layouts[layout]
             return tokens is not None and fits(site.eqn.outvars[0].aval, fact.plus, tokens + fact.plus)
     return True
@@ -106,7 +111,32 @@ def _sum(site: Site, operands: list[Value]) -> _Found | None:
         by = constant_of(operands[y])
         if by is not None and _same_shape(site, x):
             return _plus(site, operands[x], by)
-    return None
+        start, length = operands[x].fact, operands[y].fact
+        if isinstance(start, Offsets) and isinstance(length, Lengths) and _along(site, start, length):
+            if start.first == length.first:
+                return replace(start, first=start.first + 1, plus=start.plus + length.plus), None
+    longest = max(range(2), key=lambda operand: max(site.shapes[operand], default=0))
+    return _two_axes(site, operands[longest], operands[1 - longest], (longest, 1 - longest), 1)
+
+
+def _along(site: Site, x: Offsets | Lengths, y: Offsets | Lengths) -> bool:
+    """True if both operands have entries of one layout along one axis."""
+    whole = _full(site, 0, x.axis) and _full(site, 1, y.axis)
+    return whole and (x.layout, x.axis) == (y.layout, y.axis)
+
+
+def _two_axes(site: Site, x: Value, y: Value, places: tuple[int, int], slope: int) -> _Found | None:
+    """Return the fact about indices along two axes, x + `slope` * y.
+
+    Args:
+        places: positions of x and y among the operands.
+    """
+    index, window = _counted(x), _counted(y)
+    if index is None or window is None or index.axis == window.axis:
+        return None
+    if not _full(site, places[0], index.axis) or not _full(site, places[1], window.axis):
+        return None
+    return IndexSum(index.axis, index.by + slope * window.by, window.axis, slope), None
 
 
 def _same_shape(site: Site, operand: int) -> bool:
@@ -122,17 +152,23 @@ def _plus(site: Site, x: Value, by: int) -> _Found | None:
         return SegmentIds(fact.axis, fact.layout, fact.padding), (0, lanes - (fact.padding == "last"))
     if isinstance(fact, SegmentIds) and by == 1:
         return NextLane(fact.axis, fact.layout, fact.padding), (1, lanes + (fact.padding == "past"))
-    if isinstance(fact, Offsets | TokenBound):
+    if isinstance(fact, Offsets | Lengths | TokenBound):
         return replace(fact, plus=fact.plus + by), None
-    counted = _counted(x)
-    return None if counted is None else (ShiftedIota(counted.axis, counted.by + by), None)
+    index = _index(x)
+    return (replace(index, by=index.by + by), None) if index is not None and index.exact else None
 
 
-def _counted(x: Value) -> ShiftedIota | None:
-    """Return the index along an axis plus a constant, as a fact."""
+def _index(x: Value) -> IndexSum | None:
+    """Return the fact about indices along one or two axes."""
     if isinstance(x.fact, Iota) and x.fact.div == 1:
-        return ShiftedIota(x.fact.axis, 0)
-    return x.fact if isinstance(x.fact, ShiftedIota) else None
+        return IndexSum(x.fact.axis, 0)
+    return x.fact if isinstance(x.fact, IndexSum) else None
+
+
+def _counted(x: Value) -> IndexSum | None:
+    """Return the fact about exact indices along one axis."""
+    index = _index(x)
+    return index if index is not None and index.exact and index.window is None else None
 
 
 def _difference(site: Site, operands: list[Value]) -> _Found | None:
@@ -140,8 +176,14 @@ def _difference(site: Site, operands: list[Value]) -> _Found | None:
     by = constant_of(y)
     if by is not None:
         return _plus(site, x, -by) if _same_shape(site, 0) else None
+    if isinstance(x.fact, Offsets) and isinstance(y.fact, Offsets | Lengths) and _along(site, x.fact, y.fact):
+        if x.fact.first != y.fact.first + 1:
+            return None
+        if isinstance(y.fact, Lengths):
+            return replace(x.fact, first=y.fact.first, plus=x.fact.plus - y.fact.plus), None
+        return Lengths(y.fact.layout, y.fact.axis, y.fact.first, x.fact.plus - y.fact.plus), None
     fact = _relative(site, operands)
-    return None if fact is None else (fact, None)
+    return _two_axes(site, x, y, (0, 1), -1) if fact is None else (fact, None)
 
 
 def _relative(site: Site, operands: list[Value]) -> TokenBound | None:
@@ -172,6 +214,13 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
         where: positions of x and y among the operands of the equation.
     """
     x, y = operands
+    window = _windows(site, name, operands, where)
+    if window is not None:
+        return window
+    if site.shape == () and isinstance(y.fact, Offsets) and y.fact.first == site.prover.bound.lanes:
+        tokens = site.prover.bound.layouts[y.fact.layout]
+        known = tokens is not None and constant_of(x) is None and x.range is not None and x.range[0] >= 0
+        return _before_padding(name, y.fact, 0, None, Symbol(x.number, tokens or 0)) if known else None
     token = _counted(x)
     if token is not None and isinstance(y.fact, Offsets) and _full(site, where[0], token.axis):
         return _token_and_offset(site, name, token, y.fact, where[1])
@@ -196,7 +245,31 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
     return None
 
 
-def _limit(name: str, token: ShiftedIota, bound: TokenBound) -> LaneLimit | None:
+def _windows(site: Site, name: str, operands: list[Value], where: tuple[int, int]) -> WithinLane | None:
+    """Return the mask of comparing tokens along two axes with the start of a lane."""
+    index, y = _index(operands[0]), operands[1]
+    if index is not None and index.exact and index.window is not None and isinstance(y.fact, TokenBound):
+        whole = _full(site, where[0], index.axis) and _full(site, where[0], index.window)
+        if y.fact.base != "start" or y.fact.axis != index.axis or not whole or not _full(site, where[1], index.axis):
+            return None
+        position, window, slope = index.by - y.fact.plus, index.window, index.slope
+        layout, axis = y.fact.layout, index.axis
+    else:
+        x, distance = operands[0].fact, _counted(y)
+        if not isinstance(x, TokenBound) or x.base != "position" or distance is None or distance.axis == x.axis:
+            return None
+        if not _full(site, where[0], x.axis) or not _full(site, where[1], distance.axis):
+            return None
+        position, window, slope, layout, axis = x.plus - distance.by, distance.axis, -1, x.layout, x.axis
+    # t - start + position + slope * k, compared with 0
+    least, when = _IMPLIED[name]
+    backs = least - position, least - position - slope * (site.shape[window] - 1)
+    if min(backs) < 0:
+        return None
+    return WithinLane(layout, axis, backs[0], when, window=window, slope=-slope)
+
+
+def _limit(name: str, token: IndexSum, bound: TokenBound) -> LaneLimit | None:
     """Return the fact about comparing s + by with a bound of the lane of t, for tokens s and t along two axes."""
     lead = token.by - bound.plus
     inside = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
@@ -217,17 +290,28 @@ def _order(name: str, x: int, y: int) -> NotLater | None:
     return NotLater(x, y, implied[name]) if name in implied else None
 
 
-def _token_and_offset(site: Site, name: str, token: ShiftedIota, offset: Offsets, other: int) -> Fact | None:
+def _token_and_offset(site: Site, name: str, token: IndexSum, offset: Offsets, other: int) -> Fact | None:
     """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
     lead = token.by - offset.plus
     if offset.axis is not None and offset.axis != token.axis and _full(site, other, offset.axis):
         exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
         when = exact.get((name, lead))
         return None if when is None else LaneStarted(offset.layout, token.axis, offset.axis, offset.first, when)
-    least = {"lt": 0, "le": 1, "ge": 0, "gt": 1}
-    if offset.axis is None and offset.first == site.prover.bound.lanes and lead >= least.get(name, lead + 1):
-        return NonPadding(offset.layout, token.axis, when=name in ("lt", "le"))
+    if offset.axis is None and offset.first == site.prover.bound.lanes:
+        return _before_padding(name, offset, token.by, token.axis, None)
     return None
+
+
+def _before_padding(name: str, end: Offsets, by: int, axis: int | None, token: Symbol | None) -> NonPadding | None:
+    """Return the mask of comparing a token, plus `by`, with the number of real tokens.
+
+    Args:
+        axis, token: as in `NonPadding`.
+    """
+    exact = {"lt": 0, "le": 1, "ge": 0, "gt": 1}.get(name)
+    if exact is None or by - end.plus < exact:
+        return None
+    return NonPadding(end.layout, axis, token, when=name in ("lt", "le"), exact=by - end.plus == exact)
 
 
 def _within(name: str, difference: TokenBound) -> WithinLane | None:
@@ -236,11 +320,8 @@ def _within(name: str, difference: TokenBound) -> WithinLane | None:
     if difference.base not in ("position", "left"):
         return None
     zero = -difference.plus
-    implied = {
-        "ge": (zero, True), "gt": (zero + 1, True), "lt": (zero, False), "le": (zero + 1, False),
-        "eq": (zero, True), "ne": (zero, False),
-    }  # fmt: skip
-    number, when = implied[name]
+    least, when = _IMPLIED[name]
+    number = zero + least
     if name in ("eq", "ne") and zero == minimum:
         number, when = minimum + 1, not when
     if number <= minimum:
@@ -286,21 +367,22 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _Found 
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
     if token_of is not None and tokens is not None and (low or 0) <= 0 and (high is None or high >= tokens - 1):
         return token_of, None
-    shifted = _counted(x) or (ShiftedIota(fact.axis, fact.by) if isinstance(fact, ClippedIota) else None)
-    if shifted is None:
+    index = _index(x)
+    if index is None or (low is not None and low > 0):
         return None
-    if (low is None or low <= 0) and (high is None or high >= site.shape[shifted.axis] - 1):
-        return ClippedIota(shifted.axis, shifted.by), None
-    return None
+    return (replace(index, exact=False), None) if high is None or high >= site.shape[index.axis] - 1 else None
 
 
 def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
-    """Return the fact about the first or the last token of each lane."""
+    """Return the fact about the first or last token of one or each lane."""
     if isinstance(fact, TokenOfLane):
         return fact
-    if not isinstance(fact, Offsets) or fact.axis != 0 or (fact.first, fact.plus) not in ((0, 0), (1, -1)):
+    if not isinstance(fact, Offsets) or fact.plus not in (0, -1):
         return None
-    return TokenOfLane(fact.layout)
+    lane = fact.first + fact.plus
+    if fact.axis is None:
+        return TokenOfLane(fact.layout, lane) if lane >= 0 else None
+    return TokenOfLane(fact.layout) if fact.axis == 0 and lane == 0 else None
 
 
 def _chosen(site: Site, operands: list[Value]) -> _Found | None:
@@ -308,7 +390,7 @@ def _chosen(site: Site, operands: list[Value]) -> _Found | None:
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     which, x, other = operands
-    if isinstance(which.fact, NonPadding):
+    if isinstance(which.fact, NonPadding) and which.fact.exact:
         ids, outside = operands[1 + which.fact.when].fact, operands[2 - which.fact.when]
         lanes = site.prover.bound.lanes
         if not isinstance(ids, SegmentIds) or constant_of(outside) != lanes:
@@ -320,8 +402,8 @@ def _chosen(site: Site, operands: list[Value]) -> _Found | None:
     token_of = token_of_lane(x.fact)
     if token_of is not None:
         return token_of, None  # negative only for a lane without tokens
-    if isinstance(x.fact, ShiftedIota) and isinstance(other.fact, PlusConstant | ShiftedIota):
-        return ClippedIota(x.fact.axis, x.fact.by), None
+    if isinstance(x.fact, IndexSum) and isinstance(other.fact, PlusConstant | IndexSum):
+        return replace(x.fact, exact=False), None
     return None
 
 
@@ -334,7 +416,7 @@ def _both(site: Site, operands: list[Value]) -> _Found | None:
         united = _united(within[0], within[1]) if len(within) == 2 else None
         return united or max(within, key=lambda fact: abs(fact.back)), None
     real = [fact for fact in masks if isinstance(fact, NonPadding) and fact.when == when]
-    return (real[0], None) if real else None
+    return (replace(real[0], exact=False), None) if real else None
 
 
 def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
@@ -344,6 +426,8 @@ def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
     `back` below 0 has its first token as t, and none of the other tokens is padding.
     """
     first, second = sorted((one, other), key=lambda fact: fact.shift)
+    if first.window is not None:
+        return None
     if replace(first, shift=second.shift, back=second.back) != second or (first.back > 0) != (second.back > 0):
         return None
     if first.back > 0:
@@ -356,7 +440,8 @@ def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
 def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
     if not isinstance(fact, WithinLane | NonPadding):
         return False
-    return fact.axis is None or _full(site, operand, fact.axis)
+    axes = (fact.axis, getattr(fact, "window", None))
+    return all(axis is None or _full(site, operand, axis) for axis in axes)
 
 
 def _negated(site: Site, operands: list[Value]) -> _Found | None:
@@ -375,6 +460,9 @@ def _summed(site: Site, operands: list[Value]) -> _Found | None:
 
 def _running(site: Site, operands: list[Value]) -> _Found | None:
     fact = operands[0].fact
+    if isinstance(fact, Lengths) and (fact.axis, fact.first, fact.plus) == (site.params["axis"], 0, 0):
+        # cu_seqlens begins with 0
+        return None if site.params["reverse"] else (Offsets(fact.layout, fact.axis, 1), None)
     if not isinstance(fact, OffsetCounts) or site.params["reverse"] or not _holds(site, fact.count):
         return None
     return lane_of_token(fact, fact.count, 0, site.prover.bound.lanes)
@@ -430,7 +518,7 @@ def _cut(site: Site, operands: list[Value]) -> _Found | None:
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):
-        if not isinstance(fact, WithinLane) or fact.axis is None:
+        if not isinstance(fact, WithinLane) or fact.axis is None or fact.window is not None:
             return None
         fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
         return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
@@ -439,7 +527,7 @@ def _cut(site: Site, operands: list[Value]) -> _Found | None:
 
 def _reversed(site: Site, operands: list[Value]) -> _Found | None:
     fact = operands[0].fact
-    if not isinstance(fact, WithinLane) or fact.axis is None:
+    if not isinstance(fact, WithinLane) or fact.axis is None or fact.window is not None:
         return None
     if fact.axis not in site.params["dimensions"]:
         return fact, None
@@ -449,7 +537,7 @@ def _reversed(site: Site, operands: list[Value]) -> _Found | None:
 
 def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | None:
     """Return the fact about a part of an array, from `starts` on."""
-    if isinstance(fact, Offsets):
+    if isinstance(fact, Offsets | Lengths):
         if fact.axis is None:
             return fact, None
         first = fact.first + int(starts[fact.axis])
@@ -458,7 +546,7 @@ def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | No
     if isinstance(fact, SegmentIds | ShiftedIds):
         shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
         return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
-    if isinstance(fact, WithinLane) and fact.axis is not None:
+    if isinstance(fact, WithinLane) and fact.axis is not None and fact.window is None:
         stride = 1 if site.shape[fact.axis] == 1 else fact.stride
         return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
     if isinstance(fact, TokenBound | NonPadding) and not starts[fact.axis or 0]:

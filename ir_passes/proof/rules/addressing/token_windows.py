@@ -6,6 +6,8 @@ it only where that token is of the same lane. Multiplying by the mask is not eno
 `lax.associative_scan` takes every second token, combines neighbours and puts results between each other. The facts
 `TokenSpan` and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element
 the lane of its last token (of its first token, in reverse): the flag is false only if no lane begins in between.
+
+More than 300 lines: one rule for each operation on neighbouring tokens.
 """
 
 from dataclasses import replace
@@ -15,16 +17,7 @@ from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import (
-    ClippedIota,
-    NonPadding,
-    PlacedToken,
-    SharedPadding,
-    ShiftedIota,
-    TokenSpan,
-    Value,
-    WithinLane,
-)
+from ir_passes.proof.values import IndexSum, NonPadding, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -38,19 +31,16 @@ def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
     return Symbol(number, token.size)
 
 
-def carried(site: Site, value: Value, tokens: dict[str, Symbol], reverse: bool) -> Value | None:
+def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Value | None:
     """Return the value of an iteration in the next one, if it depends on one token.
 
     Args:
-        tokens: layout -> the token of this iteration.
+        tokens: the token of this iteration, in each layout, as an element or by its number.
     """
     owner = value.owner
-    if not isinstance(owner, OneLane):
+    if not isinstance(owner, OneLane) or not isinstance(owner.lane, Symbol) or owner not in tokens:
         return None
-    token = tokens.get(owner.packed)
-    if token is None or owner != OneLane(token, packed=owner.packed):
-        return None
-    return value.replace(owner=replace(owner, lane=neighbour(site, token, reverse)))
+    return value.replace(owner=replace(owner, lane=neighbour(site, owner.lane, reverse)))
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
@@ -69,7 +59,8 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     owners = [case.owner for case in cases]
     if isinstance(fact, NonPadding):
         is_shared = isinstance(owners[not fact.when], Common)
-        owners[not fact.when] = row_owner  # padding may hold anything
+        if fact.exact:
+            owners[not fact.when] = row_owner  # padding may hold anything
         owner = site.join(mask.owner, *owners)
         if is_shared and isinstance(row_owner, LaneRows) and owner == row_owner and result.fact is None:
             return result.replace(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
@@ -88,14 +79,25 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
     axis, length = fact.axis, site.shape[fact.axis]
     own = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
     others = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
-    span = _span(site, cases[fact.when], axis, length)
-    if span is None or any(_span(site, value, axis, length) != own for value in others):
+    case = cases[fact.when]
+    span = case.fact if _gathered_windows(case) else _span(site, case, axis, length)
+    if not isinstance(span, TokenSpan) or any(_span(site, value, axis, length) != own for value in others):
         return result
-    if replace(span, start=own.start, back=0, ahead=0) != own:
+    windows = {window for window in (span.window, fact.window) if window is not None}
+    if replace(span, start=own.start, back=0, ahead=0, window=None, slope=0) != own or len(windows) > 1:
         return result
-    low, high = span.start - span.back - fact.shift, span.start + span.ahead - fact.shift
-    inside = -fact.back <= low and high <= 0 if fact.back > 0 else 0 <= low and high <= -fact.back
-    return _settled(site, result, own, length) if inside else result
+    for k in (0, *(site.shape[window] - 1 for window in windows)):
+        start, back = span.start + span.slope * k - fact.shift, fact.back + fact.slope * k
+        low, high = start - span.back, start + span.ahead
+        earlier = fact.back > 0 or fact.window is not None
+        if not (-back <= low and high <= 0 if earlier else 0 <= low and high <= -back):
+            return result
+    return _settled(site, result, own, length)
+
+
+def _gathered_windows(value: Value) -> bool:
+    """True if elements depend on tokens at a distance that changes along a second axis."""
+    return isinstance(value.owner, Mixed) and isinstance(value.fact, TokenSpan) and value.fact.window is not None
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
@@ -113,7 +115,7 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
         fact = TokenSpan(owner.packed, None, owner.lane) if owner == OneLane(owner.lane, packed=owner.packed) else None
     elif not isinstance(owner, Mixed):
         return None
-    if not isinstance(fact, TokenSpan):
+    if not isinstance(fact, TokenSpan) or fact.window is not None:
         return None
     if fact.axis is None and axis is not None and length == 1:
         fact = replace(fact, axis=axis)
@@ -151,21 +153,25 @@ def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return the tokens at a distance, selected by an index such as `x[maximum(arange(tokens) - 1, 0)]`."""
-    rows, access = operands[0].owner, of_gather(site, operands[1])
-    if not isinstance(result.owner, Mixed) or not isinstance(rows, LaneRows) or list(access.columns) != [rows.axis]:
+    """Return tokens at a distance, selected by an index along one or two axes.
+
+    Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`. The operand has every token.
+    """
+    span, access = _span(site, operands[0], None, 0), of_gather(site, operands[1])
+    if not isinstance(result.owner, Mixed) or span is None or list(access.columns) != [span.axis]:
         return result
-    index = access.columns[rows.axis]
-    fact = index.fact
-    if not isinstance(fact, ClippedIota | ShiftedIota) or not isinstance(index.owner, Common) or not rows.packed:
+    (axis, index), tokens = *access.columns.items(), site.prover.bound.layouts[span.layout]
+    fact, places = index.fact, access.index_axes
+    if not isinstance(fact, IndexSum) or not isinstance(index.owner, Common) or access.sizes[axis] != 1:
         return result
-    length = access.full[rows.axis]
-    is_full = rows == LaneRows(rows.axis, packed=rows.packed) and length == site.prover.bound.layouts[rows.packed]
-    if not is_full or access.sizes[rows.axis] != 1 or fact.axis >= len(access.index_axes) or access.paired:
+    if access.paired or max(fact.axis, fact.window or 0) >= len(places) or (span.stride, span.back) != (1, 0):
         return result
-    if access.index_shape[fact.axis] != length:
+    length = access.full[axis] if fact.exact else min(access.full[axis], access.index_shape[fact.axis])
+    if tokens is None or span.ahead or span.start > 0 or span.start + length < tokens:
         return result
-    return result.replace(fact=TokenSpan(rows.packed, access.index_axes[fact.axis], fact.by))
+    window = None if fact.window is None else places[fact.window]
+    span = replace(span, axis=places[fact.axis], start=span.start + fact.by, window=window, slope=fact.slope)
+    return result.replace(fact=span)
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
@@ -179,6 +185,9 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     in_line = _in_line(spans, lengths, places)
     if in_line is not None:
         return _settled(site, result, in_line, site.shape[axis])
+    windows = _windows([_span(site, value, None, 0) for value in operands], axis) if set(lengths) == {1} else None
+    if windows is not None:
+        return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
     span, place = spans[longest], places[longest]
     tokens = None if span is None else site.prover.bound.layouts[span.layout]
@@ -189,6 +198,24 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     if (place and not before) or (place + lengths[longest] < site.shape[axis] and not after):
         return result
     return result.replace(fact=replace(span, start=start))
+
+
+def stacked(site: Site, operands: list[Value], result: Value) -> Value:
+    """Return tokens at equal distances along a new axis."""
+    new, spans = int(site.params["axis"]), [_span(site, value, None, 0) for value in operands]
+    moved = [replace(span, axis=span.axis + (span.axis >= new)) for span in spans if span and span.axis is not None]
+    windows = _windows([*moved], new) if isinstance(result.owner, Mixed) and len(moved) == len(spans) else None
+    return result if windows is None else result.replace(fact=windows)
+
+
+def _windows(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
+    """Return the tokens of single rows at equal distances; None for other parts."""
+    first, second = (*spans, None)[:2]
+    if first is None or second is None or first.axis in (None, axis):
+        return None
+    slope = second.start - first.start
+    in_line = all(span == replace(first, start=first.start + slope * k) for k, span in enumerate(spans))
+    return replace(first, window=axis, slope=slope) if in_line else None
 
 
 def _in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
@@ -218,6 +245,8 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
     values = [(value, shape) for value, shape in pairs if not isinstance(value.owner, Common)]
     if site.name not in ELEMENTWISE or not isinstance(result.owner, Mixed) or not values:
         return result
+    if all(_gathered_windows(value) and value.fact == values[0][0].fact for value, _ in values):
+        return result.replace(fact=values[0][0].fact) if all(shape == site.shape for _, shape in values) else result
     placed = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]
     if placed and all(shape == site.shape for _, shape in values):
         return _interleaved(site, placed, [value for value, _ in values if value.fact not in placed], result)

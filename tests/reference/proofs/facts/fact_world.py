@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from facts.dtype_values import FLOATS, limits, numbers
+from predicted_owners import is_one_of
 
 from ir_passes import LaneContract, Packed, PageTable, Pool, SlotMap
 from ir_passes.proof.numbering import Leaf, Number
@@ -142,8 +143,9 @@ class World:
                 return bool((elements == ACTIVE).all())
             case Negative(number):
                 return bool((elements.astype(bool) == (self._of(number, shape) < 0)).all())
-            case IsFinite(number):
-                return bool((elements.astype(bool) == np.isfinite(self._of(number, shape).astype(float))).all())
+            case IsFinite(number, excluded, when):
+                special = is_one_of(self._of(number, shape).astype(float), excluded)
+                return not bool(((elements.astype(bool) == when) & special).any())
             case HasRow(number):
                 return not bool((elements.astype(bool) & (self._of(number, shape) == 0)).any())
             case Implies(number, zero, compared):
@@ -203,8 +205,8 @@ class World:
                 return not (pairs.reshape(N, N, -1).any(-1) & outside & (SEGMENTS < N)[:, None]).any()
             case SameLane(rows, columns) | MaskedOut(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
-            case Finite():
-                return bool(np.isfinite(elements.astype(float)).all())
+            case Finite(excluded):
+                return not is_one_of(elements.astype(float), excluded).any()
             case SlotEntry() | PageEntry() if isinstance(value.owner, LaneRows) and value.owner.order is None:
                 places = value.owner.start + np.arange(shape[value.owner.axis]) // value.owner.inner
                 # Rows are tokens; tokens of padding belong to no lane.

@@ -21,7 +21,7 @@ from mutants.kernels import declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
 from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
-from mutants.tokens import token_scans, token_sums
+from mutants.tokens import token_indices, token_scans, token_sums
 
 THEMES = (
     padding,
@@ -52,6 +52,7 @@ THEMES = (
     owners,
     packed,
     token_neighbours,
+    token_indices,
     token_scans,
     token_sums,
     tenants,

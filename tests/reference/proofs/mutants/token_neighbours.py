@@ -68,6 +68,12 @@ def _first_of_next(x, cu, rows):
     return x, x[jnp.clip(cu[1:], 0, TOKENS - 1)] + rows
 
 
+def _mixed_ids(x, cu):
+    ids = jnp.where((index() < cu[-1]) & (index() % 2 == 0), ends_passed(cu), LANES)
+    mask = ids[:, None] == ids[None]
+    return jnp.where(mask[..., None], x[None], 0.0).sum(1)
+
+
 _inner = lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[cu[1:-1] - 1].add(1))  # noqa: E731
 MUTANTS = (
     _ids("left", "the wrong side of a search", lambda cu: jnp.searchsorted(cu[1:], index(), side="left")),
@@ -92,6 +98,12 @@ MUTANTS = (
             lambda cu: ~jnp.concatenate([changed(ends_passed(cu))[1:], jnp.zeros(1, bool)]), padded(1)),
     wrong("token windows: padded in front", "token-window-multiplied", "vLLM", "zero times nan is nan", _multiplied,
           *BAD),
+    _window("even", "some tokens that are not padding count as padding",
+            lambda cu: (index() >= cu[-1]) | (index() % 2 == 0), lambda x: jnp.roll(x, 1, axis=0)),
+    _window("early", "the last tokens count as padding", lambda cu: index() + 2 >= cu[-1],
+            lambda x: jnp.roll(x, 1, axis=0)),
+    wrong("token windows: padded in front", "token-window-ids", "vLLM", "some tokens have the number of lanes as id",
+          _mixed_ids, *BAD),
     _recurrence("none", "no reset", recurrence(lambda cu: index() < 0)),
     _recurrence("first", "a reset at the first lane only", recurrence(lambda cu: index() == 0)),
     _recurrence("late", "a reset one token late", recurrence(lambda cu: index() == start(cu) + 1)),

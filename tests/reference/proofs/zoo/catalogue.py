@@ -21,13 +21,14 @@ from zoo import (
 from zoo.kernels import grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
-from zoo.tokens import token_scans, token_sums
+from zoo.tokens import token_indices, token_scans, token_sums
 
 THEMES = (
     gated_delta,
     mamba,
     packed,
     token_neighbours,
+    token_indices,
     token_scans,
     token_sums,
     attention,

@@ -304,10 +304,8 @@ def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, valu
 @pytest.mark.parametrize("seed", [-1, -1.0])
 def test_a_seed_of_minus_one_is_no_seed(text_lm: hybridlm.LM, seed: float) -> None:
     inputs = text_lm.text_model.inputs
-    seeds = [
-        read_request(line(name, prompt="x", **fields), inputs).requests[0].params.seed
-        for name, fields in (("a", dict[str, Any]()), ("a", {"seed": seed}), ("b", {"seed": seed}))
-    ]
+    lines = line("a", prompt="x"), line("a", prompt="x", seed=seed), line("b", prompt="x", seed=seed)
+    seeds = [read_request(request, inputs).requests[0].params.seed for request in lines]
     assert seeds[0] == seeds[1] != seeds[2]
 
 

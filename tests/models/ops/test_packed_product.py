@@ -167,7 +167,7 @@ def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:
         arguments = expert if absent else expert % 4
         item, other = (experts_product(x, weight, arguments, absent, devices) for devices in (HERE, Devices()))
         np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-2)
-        assert (np.asarray(array)[[2, 5]] == 0).all() == absent
+        assert (np.asarray(item)[[2, 5]] == 0).all() == absent
 
 
 @pytest.mark.slow

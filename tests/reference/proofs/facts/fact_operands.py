@@ -69,7 +69,11 @@ class Dtype:
     def values(self, shape: tuple[int, ...]) -> np.ndarray:
         """Any values, small numbers more often than others."""
         small = self.rng.integers(max(self.low, -3), min(self.high, 5) + 1, shape).astype(jnp.dtype(self.dtype))
-        return np.where(self.rng.random(shape) < 0.5, small, self.rng.choice(every(self.dtype), shape))
+        numbers = every(self.dtype)
+        if self.dtype == "float8_e5m2fnuz":
+            # XLA:CPU rounds lesser numbers up when it copies them without its fusion emitters, as only tests compile.
+            numbers = numbers[~(np.abs(numbers.astype(np.float32)) < 2**-14)]
+        return np.where(self.rng.random(shape) < 0.5, small, self.rng.choice(numbers, shape))
 
     def operands(self, shape: tuple[int, ...]) -> list[Named]:
         """Arrays without a fact, and arrays with a fact that holds, each with its name and abstract value."""

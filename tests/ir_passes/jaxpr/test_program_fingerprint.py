@@ -156,7 +156,8 @@ STORED: dict[str, tuple[tuple[int, ...], str]] = {
 
 def declared_call(key: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
     """A declared function of the engine, of codes of 8 bits on a CPU, and its arguments."""
-    form: Any = next(form for form in declared._FUNCTIONS[key] if form.keywords.get("kind", "int8") == "int8")  # type: ignore
+    forms: Any = declared._FUNCTIONS[key]
+    form = next(form for form in forms if getattr(form.keywords.get("form"), "kind", "int8") == "int8")
     names = [name for name in inspect.signature(form.func).parameters if name not in form.keywords]
     arguments = []
     for name in names:

@@ -23,8 +23,10 @@ from ir_passes.proof.violations import IsolationError
 
 NARROWEST = "int2", "uint2"
 """Dtypes of which some gathers and slices end the process in XLA's CPU compiler."""
-SEEN_IN_INTEGERS = "Columns Counts Iota OneHot PageEntry Permuted Raised SegmentIds SignOf SlotEntry Spread".split()
-SEEN_IN_FLOATS = "Absent Columns OneHot Spread".split()
+SEEN_IN_INTEGERS = """
+BroadcastVector Columns Counts Iota OneHot PageEntry Permuted PlusConstant SegmentIds SignOf SlotEntry
+""".split()
+SEEN_IN_FLOATS = "BroadcastVector Columns MaskedOut OneHot".split()
 """Facts of some result, without those that no dtype of few bits can show."""
 
 

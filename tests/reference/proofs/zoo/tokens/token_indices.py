@@ -51,7 +51,7 @@ def from_start(cu: Array) -> Array:
 
 
 def by_position(cu: Array) -> Array:
-    return (index() - start(cu))[:, None] >= jnp.arange(WIDTH)
+    return (index() - start(cu))[:, None] >= jnp.arange(WIDTH)[None]
 
 
 def clipped(x: Array) -> Array:

@@ -15,7 +15,7 @@ def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | N
     """Return the fact about the result of an operation; None for no fact.
 
     Args:
-        fact: fact about the first operand. The other operands depend on the row's lane only.
+        fact: about the first operand. The other operands depend on the row's lane only.
         name: name of the primitive.
         source, target: dtypes of the first operand and of the result.
     """

@@ -42,6 +42,7 @@ def linear_solve(site: Site, *operands: Value) -> list[Value]:
 
 
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
+    """Return the results of a declared row-wise function."""
     problem = _misfit(site, declaration)
     if problem is not None:
         owner = site.mixed(
@@ -82,6 +83,7 @@ def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
 
 
 def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:
+    """Return the owner with lanes along axis 0, or a fault if the declaration differs."""
     axis = axis_of(owner)
     if axis is None:
         return owner

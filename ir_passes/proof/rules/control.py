@@ -52,7 +52,7 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
     """Return the join of two abstract values: the facts that hold for both."""
     if first == second:
         return first
-    owner = _in_order(site, _merge_owners(site, first.owner, second.owner), first, second)
+    owner = _checked_order(site, _merge_owners(site, first.owner, second.owner), first, second)
     same_intact = first.intact == second.intact
     version = first.version if first.version == second.version else None
     if version is None and first.version is not None and second.version is not None:
@@ -70,7 +70,7 @@ def join_values(site: Site, first: Value, second: Value) -> Value:
     )
 
 
-def _in_order(site: Site, owner: Owner, *values: Value) -> Owner:
+def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
     """Return the joint owner; refuse shared values that reveal an order of rows.
 
     The order of such rows depends on all lanes.
@@ -83,6 +83,7 @@ def _in_order(site: Site, owner: Owner, *values: Value) -> Owner:
 
 
 def _merge_owners(site: Site, first: Owner, second: Owner) -> Owner:
+    """Return the join of two owners; two views of a pool have no join."""
     if isinstance(first, PoolRows) and isinstance(second, PoolRows) and first.view != second.view:
         return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
     owner = site.join(first, second)
@@ -174,7 +175,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         return outputs, test
 
     is_array_condition = condition.jaxpr.outvars[0].aval.shape != ()
-    carry, test = _settled(site, list(first), run_body, counters, prover.fresh())
+    carry, test = _fixpoint(site, list(first), run_body, counters, prover.fresh())
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
     if not isinstance(test[0].owner, Common) and stops_by_lane(prover, condition, body, outer, inner, carry):
@@ -183,7 +184,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     return flowing(site, carry, test[0].owner, writes)
 
 
-def _settled(
+def _fixpoint(
     site: Site,
     carry: list[Value],
     run_body: Any,
@@ -201,12 +202,12 @@ def _settled(
         carried: returns a result of the body as the next iteration sees it; None for results without a special case.
     """
     prover = site.prover
-    carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
+    carry = [_initial_carry(site, value, counters.get(k)) for k, value in enumerate(carry)]
     for _ in range(MAX_ROUNDS * len(carry)):
         forget = prover.mark()
         outputs, rest = run_body([value.replace(number=prover.fresh()) for value in carry])
         next_carry = [
-            _widened(site, old, carried(new) or _after_iteration(site, new, mark), counters.get(k))
+            _widened_carry(site, old, carried(new) or _after_iteration(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, outputs, strict=True))
         ]
         if next_carry == carry:
@@ -227,13 +228,14 @@ def _settled(
     return results, rest
 
 
-def _entering(site: Site, value: Value, counter: Any) -> Value:
+def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
+    """Return a carry before the first iteration, without facts that an iteration may change."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)
 
 
-def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
+def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """Widen a carry: keep the facts that an iteration does not change."""
     leaf_of, same_chain = site.prover.versions.leaf_of, False
     if old.version is not None and new.version is not None:
@@ -246,7 +248,7 @@ def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
     intact = old.intact if old.intact == new.intact else None
     fact = old.fact if old.fact == new.fact else None
-    owner = _in_order(site, owner, old, new)
+    owner = _checked_order(site, owner, old, new)
     version = old.version if same_chain or old.version == new.version else None
     return Value(owner, NONE, bounds, fact, intact, version, old.uniform & new.uniform)
 
@@ -329,7 +331,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         tokens.add(OneLane(_symbol_of_iteration(site, loop, LaneRows(0, packed=name), length), packed=name))
         tokens.add(OneLane(Symbol(iteration_number, size or length), packed=name))
     neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
-    carry, rest = _settled(site, carry, run_body, counters, loop, neighbours)
+    carry, rest = _fixpoint(site, carry, run_body, counters, loop, neighbours)
     if (
         prover.refine is not None
         and all(isinstance(value.owner, Common) for value in operands)
@@ -343,7 +345,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     tiles = [value.fact for value in xs if isinstance(value.fact, Tiles) and value.fact.tiles == 0]
     lengths = [shape[:1] for shape in ir.shapes(body.jaxpr.outvars[num_carry:])]
     stacked = [
-        _tiled(site, value, loop, tiles, length, size) or _stacked(site, value, loop, sources, length)
+        _stacked_tiles(site, value, loop, tiles, length, size) or _stacked_output(site, value, loop, sources, length)
         for value, size in zip(rest, lengths, strict=True)
     ]
     return [*carry, *stacked]
@@ -390,7 +392,7 @@ def _symbol_of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symb
     return Symbol(site.prover.number(("tile", tiles.size, tiles.rows), loop), length)
 
 
-def _tiled(
+def _stacked_tiles(
     site: Site, value: Value, loop: Number, tiles: list[Tiles], length: int, shape: tuple[int, ...]
 ) -> Value | None:
     """Stack the rows of tiles along a new axis 0; None for other values.
@@ -418,7 +420,7 @@ def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) 
     return Symbol(site.prover.number(form, *operands), length)
 
 
-def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:
+def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:
     """Stack the value of each iteration along a new axis 0.
 
     Args:

@@ -102,12 +102,13 @@ def limit(site: Site, *operands: Value) -> list[Value]:
         if extent is None or tuple(atom.aval.shape) != site.shape:
             continue
         other_ranges = [other.range for other in operands if other is not value]
-        if None not in other_ranges and _within(site.name, extent, other_ranges):
+        if None not in other_ranges and _is_within_limits(site.name, extent, other_ranges):
             return [value]
     return [Value(combined(site, operands), range=bounds)]
 
 
-def _within(name: str, extent: tuple[int, int], other_ranges: list[Any]) -> bool:
+def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any]) -> bool:
+    """True if `max`, `min` or `clamp` cannot change a value with these bounds."""
     if name == "max":
         return all(other[1] <= extent[0] for other in other_ranges)
     if name == "min":
@@ -273,12 +274,12 @@ def convert(site: Site, x: Value) -> list[Value]:
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=_converted(owner.view, source, target))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted(x.intact.view, source, target))
+        owner = replace(owner, view=_converted_view(owner.view, source, target))
+    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted_view(x.intact.view, source, target))
     return [Value(owner, NONE, bounds, fact, intact)]
 
 
-def _converted(view: View, source: Any, target: Any) -> View:
+def _converted_view(view: View, source: Any, target: Any) -> View:
     """Return the view after a conversion; the opposite conversion undoes a lossless one."""
     restored = left(view, ("widened", target, source))
     if restored is not None:
@@ -330,7 +331,7 @@ def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
     bounds = _counted_from_end(site, predicate, cases) or hull(*(case.range for case in cases))
     intact = cases[0].intact if all(case.intact == cases[0].intact for case in cases) else None
     cases = packed_tokens.real_only(predicate, cases)
-    fact = _guarded(site, predicate, cases) or page_tables.chosen(site, predicate, cases)
+    fact = _guarded_slots(site, predicate, cases) or page_tables.chosen(site, predicate, cases)
     return [Value(owner, NONE, bounds, fact, intact, versions.pop() if len(versions) == 1 else None)]
 
 
@@ -351,7 +352,7 @@ def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) ->
     return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
-def _guarded(site: Site, predicate: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
+def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
     """Return the fact of a slot map guarded by a select.
 
     For lanes that are switched off, the select gives a row that no lane owns. None for other selects.

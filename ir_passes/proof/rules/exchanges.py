@@ -40,7 +40,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
     for value, shape in zip(operands, site.shapes, strict=True):
         owner = without(site, value.owner, reduced)
         remaining_shape = tuple(size for axis, size in enumerate(shape) if axis not in reduced)
-        results.append(Value(_exchanged(site, owner, axes, remaining_shape)))
+        results.append(Value(_owner_after_exchange(site, owner, axes, remaining_shape)))
     return results
 
 
@@ -54,14 +54,14 @@ def by_counts(site: Site, *operands: Value) -> list[Value]:
     return [Value(owner) for _ in site.eqn.outvars]
 
 
-def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
+def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
     """Return the owner of an operand's elements after an exchange over some mesh axes."""
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.device_varying
     crossing = sorted(axis for axis in axes if axis in split)
     if crossing:
-        sent = _sent(site, owner, axes, shape)
+        sent = _permuted_lanes(site, owner, axes, shape)
         if sent is not None:
             return sent
         subject = "rows of a pool" if isinstance(owner, PoolRows) else "lanes"
@@ -81,10 +81,16 @@ def _exchanged(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int
             message = f"a row that one device along {holders} has, and all others have as zeros, is summed over {over}"
             return site.mixed(message, f"sum it over {holders}", ViolationKind.COLLECTIVE)
         return replace(owner, unreduced=())
-    return _along(site, owner, shape) if site.name not in (*DEVICE_SUMS, "pmax", "pmin", "ppermute") else owner
+    return (
+        _owner_after_resize(site, owner, shape)
+        if site.name not in (*DEVICE_SUMS, "pmax", "pmin", "ppermute")
+        else owner
+    )
 
 
-def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> LaneRows | OneLane | None:
+def _permuted_lanes(
+    site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]
+) -> LaneRows | OneLane | None:
     """Return the owner of lanes that devices exchange by a fixed permutation.
 
     The inverse permutation undoes the exchange. Until then the lanes do not belong to this device, and join no lanes of
@@ -118,7 +124,7 @@ def _sent(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...
     return replace(owner, split=split)
 
 
-def _along(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
+def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:
     """Return the owner after a collective that resizes or adds an axis.
 
     This axis must not be the axis of the lanes.

@@ -61,6 +61,7 @@ def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
 
 
 def _read(site: Site, operand: Value, access: Access) -> Value:
+    """Return the value of a read."""
     check_position(site, operand, access)
     fault = unsorted(site, access)
     if fault is not None:
@@ -99,13 +100,13 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         and isinstance(operand.fact, Iota | Permuted)
         and isinstance(access.columns.get(0, operand).fact, Permuted)
     ):
-        fact = _composed(operand.fact, access.columns[0])
+        fact = _composed_fact(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
     intact = (
         None if operand.intact is None else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, -1))
     )
-    number = _reordered(site, operand, access)
+    number = _permuted_number(site, operand, access)
     return Value(owner, number, bounds, fact, intact)
 
 
@@ -141,7 +142,7 @@ def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | N
     return None if kind is None else replace(fact, alternatives=fact.alternatives | {kind})
 
 
-def _reordered(site: Site, operand: Value, access: Access) -> Number:
+def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
     """Return the value number of a permuted vector; 0 for other reads.
 
     The prover records that the permuted vector has equal counts of each element.
@@ -167,7 +168,7 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
         site.report(ViolationKind.CONSTANT, message, "make the array an argument of the step")
 
 
-def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
+def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
     """Return the fact of outer(inner(r)) if one undoes the other, or one counts up.
 
     None for other compositions.
@@ -183,6 +184,7 @@ def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
 
 
 def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
+    """Return the owner of a read from an array without a slot map."""
     rows = operand.owner
     if not isinstance(rows, LaneRows):
         return site.join(rows, access.owners(site))
@@ -196,10 +198,10 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
         window_axis = access.window.get(axis, 0)
         part_owner = part(site, moved(moved_rows, window_axis), window_axis, 0, access.sizes[axis], access.full[axis])
         return site.join(part_owner, access.owners(site))
-    return site.join(_picked(site, rows, access), access.owners(site, without=axis))
+    return site.join(_selected_rows(site, rows, access), access.owners(site, without=axis))
 
 
-def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
+def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
     """Return the owner of the rows that an index selects along the lanes' axis."""
     index, axis = access.columns[rows.axis], rows.axis
     by_token = packed_tokens.picked(site, rows, access)
@@ -268,6 +270,7 @@ def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Va
 
 
 def _write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
+    """Return the array after a write."""
     check_position(site, operand, access)
     fault = unsorted(site, access)
     if fault is not None:
@@ -278,15 +281,15 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     is_single_write = not access.index_axes and len(access.window) == len(access.full)
     if access.sizes == access.full and replaces and not access.columns and is_single_write:
         return updates
-    owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
+    owner = site.join(operand.owner, _updates_owner(site, operand.owner, updates, access))
     intact = operand.intact
-    if intact is not None and not access.all_outside() and not _to_active_lane(operand.owner, access):
+    if intact is not None and not access.all_outside() and not _writes_active_lane(operand.owner, access):
         intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))
 
 
-def _to_active_lane(owner: Owner, access: Access) -> bool:
+def _writes_active_lane(owner: Owner, access: Access) -> bool:
     """True if a write changes the row of an active lane only."""
     if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
         return False
@@ -294,17 +297,17 @@ def _to_active_lane(owner: Owner, access: Access) -> bool:
     return index is not None and isinstance(index.fact, ActiveLane) and access.sizes[owner.axis] == 1
 
 
-def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
+def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
     """Return the owner of the updates, in dimensions of the operand."""
     permuted_dim = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
-    in_order = None if permuted_dim is None else _put_in_order(site, updates, access, permuted_dim)
+    in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
-    if access.reveals_places(owner) or _put_by_place(operand, updates, access):
+    if access.reveals_places(owner) or _addresses_positions(operand, updates, access):
         return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     if result is not None:
         return result
     if isinstance(owner, OneLane):
-        return _one_row(site, operand, owner, access)
+        return _owner_of_one_row(site, operand, owner, access)
     by_lane = packed_tokens.put(site, owner, updates, access) if isinstance(owner, LaneRows) else None
     if by_lane is not None:
         return by_lane
@@ -328,7 +331,7 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
     return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN_ELEMENTS)
 
 
-def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:
+def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:
     """Return the owners of the updates and of the rows after a write by permutation.
 
     Args:
@@ -352,7 +355,7 @@ def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple
     return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
 
 
-def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
+def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool:
     """True if a write addresses rows by position and their order depends on all lanes.
 
     Such a write changes some of the rows, writes different values to them, or uses another index.
@@ -366,7 +369,7 @@ def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
     return splits_rows or reveals_places(updates, access.window_shape, window_axis)
 
 
-def _one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
+def _owner_of_one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
     """Return the owner after a lane writes its own row of an array of lanes."""
     for dim in access.columns:
         rows = operand if isinstance(operand, LaneRows) else LaneRows(dim)

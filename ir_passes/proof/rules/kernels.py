@@ -64,6 +64,7 @@ def kernel_index(site: Site, index: Value) -> list[Value]:
 
 
 def _span(site: Site, index: Value) -> tuple[int, int] | None:
+    """Return the bounds of a slot map or page table entry; None otherwise."""
     fact = index.fact
     if not isinstance(fact, SlotEntry | PageEntry) or fact.alternatives or (fact.stride, fact.spare) != (1, 0):
         return None

@@ -34,7 +34,7 @@ def stops_by_lane(
         carry: values of the carries.
     """
     condition, body = flatten(condition), flatten(body)
-    active = _any_of(condition.jaxpr, condition.jaxpr.outvars[0])
+    active = _tested_array(condition.jaxpr, condition.jaxpr.outvars[0])
     if active is None:
         return False
     carry = [value.replace(number=prover.fresh()) for value in carry]
@@ -43,7 +43,7 @@ def stops_by_lane(
             interpret(prover, program.jaxpr, [prover.constant(c) for c in program.consts], [*consts, *carry])
     flags = _opposites(prover, condition.jaxpr, *active)
     env, carries = prover.values[body.jaxpr], body.jaxpr.invars[len(inner) :]
-    return all(_stays(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
+    return all(_keeps_carry(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
 
 
 def counter_of(
@@ -87,7 +87,7 @@ def _unconverted(jaxpr: Any, atom: Any) -> Any:
     return eqn.invars[0] if ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom) else atom
 
 
-def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
+def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     """Return an array and a truth value if a condition tests any element for it."""
     eqn, negated = maker(jaxpr, atom), False
     if eqn is not None and eqn.primitive.name == "not":
@@ -109,7 +109,7 @@ def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number,
     return flags
 
 
-def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
+def _keeps_carry(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
     """Return True if a result of the body is the carry in inactive lanes."""
     if out is carry:
         return True

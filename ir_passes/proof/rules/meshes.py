@@ -38,18 +38,18 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
     # automatic axes split nothing here: the program of one device has the full arrays
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
-    if any(_whole_somewhere(spec, devices) for spec in site.params["in_specs"]):
+    if any(_is_replicated(spec, devices) for spec in site.params["in_specs"]):
         site.prover.assumed.add(Assumption.REPLICATED_ARGUMENTS.statement())
     if not site.params["check_vma"]:
         site.prover.notes.add(Note.REPLICATED_RESULTS.statement())
     inputs = [
-        _sharded(site, value, shape, Split.of(spec, devices))
+        _device_part(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
     with site.prover.on(devices, bool(site.params["check_vma"])):
         results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
-        _put_together(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
+        _joined_parts(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
         for value, var, spec in zip(results, site.eqn.outvars, site.params["out_specs"], strict=True)
     ]
 
@@ -83,13 +83,13 @@ class Split:
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 
-def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
+def _is_replicated(spec: Any, devices: dict[str, int]) -> bool:
     """True if several devices have the same part of an array, or all of it."""
     named = {name for names in Split.of(spec, devices).axes.values() for name in names}
     return any(size > 1 and name not in named for name, size in devices.items())
 
 
-def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
+def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
     """Return a device's part of an operand.
 
     A part has a new value number, because parts may differ.
@@ -127,14 +127,14 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
     return Value(owner, number, value.range, fact, intact, value.version)
 
 
-def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
+def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
     """Put a result together from the parts of all devices.
 
     Args:
         shape: of the result.
         mark: value numbers from `mark` on belong to values inside the shard_map.
     """
-    owner, intact = _gathered(site, value.owner, shape, split, mark), value.intact
+    owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact
     if split.axes:
         if intact is not None:
             full_view = left(intact.view, split.step)
@@ -145,7 +145,7 @@ def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split
     return Value(owner, range=value.range, intact=intact, version=value.version)
 
 
-def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
+def _owner_of_result(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
     """Return the owner of a shard_map's result over all devices."""
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"

@@ -28,7 +28,8 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
     )
 
 
-def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
+def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
+    """Return the value of a static slice."""
     full = site.shapes[0]
     axis = axis_of(x.owner)
     owner, intact = x.owner, x.intact
@@ -36,10 +37,10 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     if axis is not None:
         owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
     if isinstance(owner, PoolRows) and not is_whole:
-        owner = replace(owner, view=_part(owner.view, owner.axis, full, starts, sizes, steps))
+        owner = replace(owner, view=_view_of_slice(owner.view, owner.axis, full, starts, sizes, steps))
     if intact is not None and not is_whole:
         rows_axis = owner.axis if isinstance(owner, PoolRows) else -1
-        intact = UnchangedRows(intact.leaf, _part(intact.view, rows_axis, full, starts, sizes, steps))
+        intact = UnchangedRows(intact.leaf, _view_of_slice(intact.view, rows_axis, full, starts, sizes, steps))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
@@ -57,7 +58,7 @@ def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], step
     )
 
 
-def _part(
+def _view_of_slice(
     view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
 ) -> View:
     """Return the view after a static slice; without strides it equals a read at constants."""
@@ -77,7 +78,7 @@ def cut(site: Site, x: Value) -> list[Value]:
         column = x.fact.values[starts[-1]]
         if rest and len(x.fact.values) == site.shapes[0][-1] and not isinstance(column.owner, PoolRows):
             return [column.replace(intact=None)]  # a column does not show if it had this axis when it was stored
-    return [_cut(site, x, starts, site.shape, steps)]
+    return [_static_slice(site, x, starts, site.shape, steps)]
 
 
 @rule("split", reads="sizes axis")
@@ -88,7 +89,7 @@ def split(site: Site, x: Value) -> list[Value]:
     for size in map(int, site.params["sizes"]):
         starts = [start if d == axis else 0 for d in range(len(full))]
         sizes = [size if d == axis else n for d, n in enumerate(full)]
-        results.append(_cut(site, x, starts, sizes, (1,) * len(full)))
+        results.append(_static_slice(site, x, starts, sizes, (1,) * len(full)))
         start += size
     return results
 
@@ -101,7 +102,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
     for index in range(full[axis]):
         starts = [index if d == axis else 0 for d in range(len(full))]
         sizes = [1 if d == axis else n for d, n in enumerate(full)]
-        value = _cut(site, x, starts, sizes, (1,) * len(full))
+        value = _static_slice(site, x, starts, sizes, (1,) * len(full))
         owner = value.owner
         if isinstance(owner, LaneRows) and owner.axis == axis:
             owner = OneLane(owner.start, owner.split, packed=owner.packed)
@@ -153,7 +154,7 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:
         return site.join(*owners)
-    laid = _laid_out(axis, owners, sizes)
+    laid = _consecutive_lanes(axis, owners, sizes)
     if laid is not None:
         return laid
     mixed = [owner for owner in owners if isinstance(owner, Mixed)]
@@ -165,7 +166,7 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     )
 
 
-def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
+def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
     """Return the owner of parts that are consecutive lanes; a shared part may replace lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
     inner = {

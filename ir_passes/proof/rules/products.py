@@ -17,10 +17,11 @@ _ROUNDING = "out_sharding precision preferred_element_type"
 def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply matrices; lanes are a batch dimension, or a free dimension of one operand."""
     (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
-    return [Value(_contracted(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
+    return [Value(_owner_of_product(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
 
 
-def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
+def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
+    """Return the owner of a product of matrices."""
     ranks = [len(shape) for shape in site.shapes[:2]]
     owners, free_before = [], len(batch[0])
     for value, rank, summed, paired in zip((x, y), ranks, contract, batch, strict=True):

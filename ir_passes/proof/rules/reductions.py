@@ -154,10 +154,12 @@ def sort(site: Site, *operands: Value) -> list[Value]:
 
 
 def _permutes(value: Value) -> bool:
+    """True if a value is a permutation."""
     return isinstance(value.fact, Permuted)
 
 
 def _sorted(site: Site, value: Value, order: Order) -> Value:
+    """Return a value with its rows in a new order."""
     size = site.shape[0]
     mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
     if isinstance(value.fact, Permuted):

@@ -118,26 +118,26 @@ def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Ow
     )
 
 
-def _merged(axis: int, split_shape: Shape, merged_shape: Shape) -> int | None:
+def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
     """Return `axis` if two shapes differ by a merge of two axes; None otherwise.
 
     Args:
-        axis: first of two adjacent axes of `split_shape`; the merged axis of `merged_shape`.
+        axis: first of two adjacent axes of `split`; the merged axis of `merged`.
     """
-    if len(split_shape) != len(merged_shape) + 1 or not math.prod(merged_shape):
+    if len(split) != len(merged) + 1 or not math.prod(merged):
         return None
-    parts = merged_shape[:axis], merged_shape[axis + 1 :]
-    matches = (split_shape[:axis], split_shape[axis + 2 :]) == parts and split_shape[axis] * split_shape[
-        axis + 1
-    ] == merged_shape[axis]
+    parts = merged[:axis], merged[axis + 1 :]
+    matches = (split[:axis], split[axis + 2 :]) == parts and split[axis] * split[axis + 1] == merged[axis]
     return axis if matches else None
 
 
 def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_shape: Shape) -> UnchangedRows | None:
+    """Return the fact about unchanged rows after a reshape."""
     return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, old_shape, new_shape))
 
 
 def _reshaped(site: Site, x: Value) -> Value:
+    """Return the value of a reshape."""
     old_shape, new_shape = site.shapes[0], site.shape
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
@@ -150,27 +150,29 @@ def _reshaped(site: Site, x: Value) -> Value:
     if isinstance(x.fact, Iota):
         place = place_after_reshape(x.fact.axis, old_shape, new_shape)
         fact = Iota(place[0], x.fact.div * place[1]) if place is not None and place[2] == 1 else None
-    elif fact is None and x.fact is not None and _equal_without_ones(old_shape, new_shape):
-        fact = _fact_over_ones(x.fact, old_shape, new_shape)
+    elif fact is None and x.fact is not None and _equal_without_unit_axes(old_shape, new_shape):
+        fact = _fact_across_unit_axes(x.fact, old_shape, new_shape)
     if fact is None:
-        fact = relocated(x.fact, lambda axis: _same_place(axis, old_shape, new_shape))
+        fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
     if isinstance(owner, Mixed):
         fact = fact or _tiles(x.owner, old_shape, new_shape)
         owner = _owner_of_tiles(x.fact, old_shape, new_shape) or owner
     return Value(owner, x.number, x.range, fact, _intact_after_reshape(x.intact, old_shape, new_shape), x.version)
 
 
-def _same_place(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
+def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
     """Return the axis with the same elements after a reshape; None without one."""
     place = place_after_reshape(axis, old_shape, new_shape)
     return place[0] if place is not None and place[1:] == (1, 1) else None
 
 
-def _equal_without_ones(old_shape: Shape, new_shape: Shape) -> bool:
+def _equal_without_unit_axes(old_shape: Shape, new_shape: Shape) -> bool:
+    """True if two shapes differ in axes of size 1 only."""
     return [size for size in old_shape if size != 1] == [size for size in new_shape if size != 1]
 
 
-def _fact_over_ones(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fact | None:
+def _fact_across_unit_axes(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fact | None:
+    """Return a fact after a reshape that adds or drops axes of size 1."""
     if isinstance(fact, Permuted | Counts):
         return fact if old_shape[:1] == new_shape[:1] else None
     return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None

@@ -51,6 +51,7 @@ _OPERAND_DTYPES = {
 
 
 def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | None:
+    """Return the fact about masked elements if the new dtype holds their value."""
     return fact if holds(target, 0 if fact.zero else -np.inf) else None
 
 

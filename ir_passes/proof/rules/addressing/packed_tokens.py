@@ -250,8 +250,8 @@ def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
     """Return the operands of a branch that is taken if a layout mask is `when`.
 
-    The token of the previous iteration is of this iteration's lane if the mask puts both into one lane. An entry of a
-    slot map or page table belongs to a real token if the mask excludes padding.
+    If the mask puts the tokens of the previous and of this iteration into one lane, both belong to this iteration's
+    lane. An entry of a slot map or page table belongs to a real token if the mask excludes padding.
     """
     fact, values = mask.fact, list(operands)
     if isinstance(fact, NonPadding) and fact.when == when:
@@ -311,7 +311,7 @@ def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
     """
     token_axes = [_tokens_of(value) for value in operands]
     axes = [tokens for tokens in token_axes if tokens is not None]
-    if len(axes) < len(token_axes) or not all(_full(site, k, tokens) for k, tokens in enumerate(axes)):
+    if len(axes) < len(token_axes) or not all(_has_full_length(site, k, tokens) for k, tokens in enumerate(axes)):
         return None
     return _pairs(frozenset[LaneRows]().union(*axes))
 
@@ -326,7 +326,7 @@ def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
     return TokenPairs(*sorted(axes, key=lambda owner: (bool(owner.packed), owner.axis)))
 
 
-def _full(site: Site, operand: int, axes: Iterable[LaneRows]) -> bool:
+def _has_full_length(site: Site, operand: int, axes: Iterable[LaneRows]) -> bool:
     """True if an operand has the result's rank and its length along some axes."""
     shape, token_axes = site.shapes[operand], [owner.axis for owner in axes]
     if shape == ():
@@ -357,10 +357,14 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if site.name in ("eq", "ne"):
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
         pairs = _pairs(frozenset(ids))
-        if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(ids)):
+        if pairs is not None and all(_has_full_length(site, k, (owner,)) for k, owner in enumerate(ids)):
             padding = getattr(ids[pairs.columns], "padding", "") == "last"
             return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
-    if isinstance(x, MaskedOut) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
+    if (
+        isinstance(x, MaskedOut)
+        and isinstance(result.owner, LaneRows)
+        and _has_full_length(site, 0, (x.rows, x.columns))
+    ):
         fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
         if fact is not None:
             return result.replace(fact=fact)
@@ -381,7 +385,7 @@ def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None
         return None
     (fact,) = facts
     for k, value in enumerate(operands):
-        pads_alike = value.fact == fact and _full(site, k, (tokens(fact.axis, fact.layout),))
+        pads_alike = value.fact == fact and _has_full_length(site, k, (tokens(fact.axis, fact.layout),))
         if not pads_alike and not isinstance(value.owner, Common):
             return None
     return fact.axis, fact.layout
@@ -427,18 +431,18 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     if any(fact.when != when for fact in same_lane):
         # equal masks: "and" and "or" return the mask itself
         alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
-        full_shape = all(_full(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
+        full_shape = all(_has_full_length(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
         return result.replace(fact=same_lane[0]) if alike and full_shape else None
     if not same_lane:
-        fact = _between_bounds(site, facts, when) or _between_limits(site, facts, when)
+        fact = _mask_between_bounds(site, facts, when) or _mask_between_limits(site, facts, when)
         fact = fact or (None if result.fact else _real_rows(site, facts, when))
         return None if fact is None else result.replace(fact=fact)
     mask = same_lane[0]
     operand_axes = [_tokens_of(value) for value in operands]
-    if not _full(site, facts.index(mask), (mask.rows, mask.columns)):
+    if not _has_full_length(site, facts.index(mask), (mask.rows, mask.columns)):
         return None
     if not all(
-        axes is not None and axes <= {mask.rows, mask.columns} and _full(site, k, axes)
+        axes is not None and axes <= {mask.rows, mask.columns} and _has_full_length(site, k, axes)
         for k, axes in enumerate(operand_axes)
     ):
         return None
@@ -447,7 +451,7 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     return result.replace(owner=owner, fact=replace(mask, padding=mask.padding and not real))
 
 
-def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
+def _mask_between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
     """Return the mask of lanes and their tokens, from comparisons with both bounds of lanes."""
     begun = {fact.first: fact for fact in facts if isinstance(fact, LaneStarted)}
     if begun.keys() != {0, 1} or site.prover.bound.lanes == 1:
@@ -456,7 +460,7 @@ def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLan
     if (first.when, second.when) != (when, not when) or replace(second, first=0, when=when) != first:
         return None
     rows, columns = LaneRows(first.lanes), tokens(first.tokens, first.layout)
-    full_shape = all(_full(site, k, (rows, columns)) for k in (0, 1))
+    full_shape = all(_has_full_length(site, k, (rows, columns)) for k in (0, 1))
     return (
         SameLane(rows, columns, when=when)
         if full_shape and site.shape[first.lanes] == site.prover.bound.lanes
@@ -464,7 +468,7 @@ def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLan
     )
 
 
-def _between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
+def _mask_between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
     """Return the same-lane mask from two comparisons of tokens.
 
     The first comparison: a token is not before the start of the other token's lane. The second: it is not later than
@@ -477,7 +481,7 @@ def _between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLan
     last = (replace(first, side="stop"), NotLater(first.rows, first.columns, when))
     if rows.axis > columns.axis or not any(fact in last for fact in facts):
         return None
-    full_shape = all(_full(site, k, (rows, columns)) for k in (0, 1))
+    full_shape = all(_has_full_length(site, k, (rows, columns)) for k in (0, 1))
     return SameLane(rows, columns, when=when) if full_shape else None
 
 
@@ -485,7 +489,7 @@ def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> NonPadding |
     """Return the padding mask that a logical operation on a padding mask gives."""
     for k, fact in enumerate(facts):
         if isinstance(fact, NonPadding) and fact.when == when:
-            if _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
+            if _has_full_length(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
                 return replace(fact, exact=False)
     return None
 
@@ -501,11 +505,11 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
         return (fact.rows, fact.columns) == (mask.rows, mask.columns) and not fact.padding
     if isinstance(fact, NotLater):
         one_layout = mask.rows.packed == mask.columns.packed
-        full_shape = _full(site, operand, (mask.rows, mask.columns))
+        full_shape = _has_full_length(site, operand, (mask.rows, mask.columns))
         return one_layout and full_shape and (fact.rows, fact.columns) == (mask.rows.axis, mask.columns.axis)
     if isinstance(fact, NonPadding) and fact.axis is not None:
         owner = tokens(fact.axis, fact.layout)
-        return owner == mask.columns and _full(site, operand, (owner,))
+        return owner == mask.columns and _has_full_length(site, operand, (owner,))
     return False
 
 
@@ -521,7 +525,7 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     if (
         isinstance(mask.fact, SameLane)
         and not mask.fact.padding
-        and _full(site, 0, (mask.fact.rows, mask.fact.columns))
+        and _has_full_length(site, 0, (mask.fact.rows, mask.fact.columns))
     ):
         rows, columns = mask.fact.rows, mask.fact.columns
         excluded_axes = [_tokens_of(value) for value in (mask, cases[not mask.fact.when])]

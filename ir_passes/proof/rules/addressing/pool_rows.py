@@ -40,7 +40,7 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         return Value(rows)
     intact = None
     if operand.intact is not None:
-        by = _places(access.columns[axis])
+        by = _row_key(access.columns[axis])
         intact = UnchangedRows(operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", by)))
     if access.reveals_places(rows, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
@@ -62,8 +62,8 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if access.all_outside():
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     if access.whole(axis):
-        return _put_back(site, operand, updates, access)
-    if _to_null_row(site, pool, access):
+        return _write_part(site, operand, updates, access)
+    if _writes_null_row(site, pool, access):
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     rows = _row_owner(site, pool, access, write=True)
     if isinstance(rows, Mixed):
@@ -88,12 +88,16 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     assert isinstance(index, SlotEntry | PageEntry)
     intact = operand.intact
     if intact is not None:
-        intact = intact.after_write(updates.intact, lambda view: _put_by_slot(view, access, axis)) if replaces else None
+        intact = (
+            intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
+            if replaces
+            else None
+        )
     successor = replace(pool, writers=pool.writers | {index.leaf})
     return Value(successor, intact=intact, version=site.prover.versions.succeed(operand.version))
 
 
-def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
+def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
     """True if an idle lane writes to the null row, not to the lane's row."""
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
@@ -103,7 +107,7 @@ def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
     return all(isinstance(entry, SlotMap) and entry.null for entry in pool_entries)
 
 
-def _places(index: Value) -> tuple:
+def _row_key(index: Value) -> tuple:
     """Return a key of the rows that an index selects.
 
     A lane has one entry in a slot map, so its fact identifies the rows. A lane has several elements within a row and
@@ -114,13 +118,13 @@ def _places(index: Value) -> tuple:
     return (fact, index.number) if has_several_rows else (fact,)
 
 
-def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
+def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
     """Return the view after rows are written back by the slot map of their read.
 
     The read may lack the guard of the write. Elements within rows, and pages, need the same index for read and write.
     """
     index = access.columns[axis]
-    forms = [_places(index)]
+    forms = [_row_key(index)]
     if isinstance(index.fact, SlotEntry) and index.fact.stride == 1:
         forms.append((replace(index.fact, guard=None, alternatives=frozenset()),))
     for by in forms:
@@ -130,7 +134,7 @@ def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
     return None
 
 
-def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
+def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> Value:
     """Write a part of every row back to its place."""
     pool, part = operand.owner, updates.owner
     assert isinstance(pool, PoolRows)

@@ -1,9 +1,10 @@
 """Rules for neighbouring tokens: shifted arrays, associative scans, loops over tokens.
 
-An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A mask `WithinLane` chooses
-it only where that token is of the same lane. Multiplying by the mask is not enough: zero times nan is nan.
+An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A select by a mask
+`WithinLane` takes an element only if its token belongs to the same lane. Multiplying by the mask is not enough: zero
+times nan is nan.
 
-`lax.associative_scan` takes every second token, combines neighbours and puts results between each other. The facts
+`lax.associative_scan` takes every second token, combines neighbours and interleaves the results. The facts
 `TokenSpan` and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element
 the lane of its last token. In reverse it gives the lane of the first token. The flag is false only if no lane begins in
 between.
@@ -61,7 +62,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     if isinstance(fact, NonPadding):
         is_shared = isinstance(owners[not fact.when], Common)
         if fact.exact:
-            owners[not fact.when] = row_owner  # padding may hold anything
+            owners[not fact.when] = row_owner  # padding is unspecified
         owner = site.join(mask.owner, *owners)
         if is_shared and isinstance(row_owner, LaneRows) and owner == row_owner and result.fact is None:
             return result.replace(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
@@ -96,7 +97,7 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
         ends_at_row = fact.back > 0 or fact.window is not None
         if not (-reach <= low and high <= 0 if ends_at_row else 0 <= low and high <= -reach):
             return result
-    return _settled(site, result, row_span, length)
+    return _with_span(site, result, row_span, length)
 
 
 def _gathered_windows(value: Value) -> bool:
@@ -126,7 +127,7 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
     return fact if axis is None or fact.axis == axis else None
 
 
-def _settled(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
+def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
     """Return a result with its span, or with an owner for one token per element.
 
     Args:
@@ -189,10 +190,12 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     places = [sum(lengths[:k]) for k in range(len(lengths))]
     if not isinstance(result.owner, Mixed):
         return result
-    in_line = _in_line(spans, lengths, places)
+    in_line = _span_in_line(spans, lengths, places)
     if in_line is not None:
-        return _settled(site, result, in_line, site.shape[axis])
-    windows = _windows([_span(site, value, None, 0) for value in operands], axis) if set(lengths) == {1} else None
+        return _with_span(site, result, in_line, site.shape[axis])
+    windows = (
+        _span_at_distances([_span(site, value, None, 0) for value in operands], axis) if set(lengths) == {1} else None
+    )
     if windows is not None:
         return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
@@ -214,14 +217,14 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
         replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
     ]
     windows = (
-        _windows([*moved_spans], new_axis)
+        _span_at_distances([*moved_spans], new_axis)
         if isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
         else None
     )
     return result if windows is None else result.replace(fact=windows)
 
 
-def _windows(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
+def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
     """Return the tokens of single rows at equal distances; None for other parts."""
     first, second = (*spans, None)[:2]
     if first is None or second is None or first.axis in (None, axis):
@@ -231,7 +234,7 @@ def _windows(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
     return replace(first, window=axis, slope=slope) if in_line else None
 
 
-def _in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
+def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
     """Return the tokens of parts at one stride; None for other parts."""
     known_spans = [span for span in spans if span is not None]
     if len(known_spans) < len(spans) or len(known_spans) < 2:
@@ -273,7 +276,7 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
     full_length = axis is None or all(len(shape) == len(site.shape) and shape[axis] == length for _, shape in values)
     if axes or len(known_spans) < len(spans) or not full_length:
         return result
-    return _settled(site, result, _hull(known_spans), length)
+    return _with_span(site, result, _hull(known_spans), length)
 
 
 def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: list[Value], result: Value) -> Value:
@@ -297,7 +300,7 @@ def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: li
         return result
     span = spans[0]
     is_in_line = all(span.start + span.stride * fact.place == fact.token for fact in placed_facts)
-    return _settled(site, result, span, length) if is_in_line else result
+    return _with_span(site, result, span, length) if is_in_line else result
 
 
 def sliced(site: Site, operands: list[Value], result: Value) -> Value:
@@ -308,7 +311,7 @@ def sliced(site: Site, operands: list[Value], result: Value) -> Value:
     start, steps = site.params["start_indices"][span.axis], site.params["strides"]
     step = 1 if steps is None else steps[span.axis]
     span = replace(span, start=span.start + span.stride * start, stride=span.stride * step)
-    return _settled(site, result, span, site.shape[span.axis or 0])
+    return _with_span(site, result, span, site.shape[span.axis or 0])
 
 
 def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
@@ -319,7 +322,7 @@ def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
     length = site.shape[span.axis]
     if span.axis in site.params["dimensions"]:
         span = replace(span, start=span.start + span.stride * (length - 1), stride=-span.stride)
-    return _settled(site, result, span, length)
+    return _with_span(site, result, span, length)
 
 
 def padded(site: Site, operands: list[Value], result: Value) -> Value:
@@ -344,4 +347,4 @@ def padded(site: Site, operands: list[Value], result: Value) -> Value:
     if span.stride % (gap + 1) or not isinstance(result.owner, Mixed | OneLane):
         return result
     stride = span.stride // (gap + 1)
-    return _settled(site, result, replace(span, start=span.start - stride * low, stride=stride), site.shape[axis])
+    return _with_span(site, result, replace(span, start=span.start - stride * low, stride=stride), site.shape[axis])

@@ -229,7 +229,7 @@ def _fixpoint(
 
 
 def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
-    """Return a carry before the first iteration, without facts that an iteration may change."""
+    """Return a carry before the first iteration, with facts about slots and counts only."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)

@@ -154,9 +154,9 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:
         return site.join(*owners)
-    laid = _consecutive_lanes(axis, owners, sizes)
-    if laid is not None:
-        return laid
+    consecutive = _consecutive_lanes(axis, owners, sizes)
+    if consecutive is not None:
+        return consecutive
     mixed = [owner for owner in owners if isinstance(owner, Mixed)]
     if mixed:
         return mixed[0]

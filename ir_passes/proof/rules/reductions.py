@@ -163,8 +163,8 @@ def _sorted(site: Site, value: Value, order: Order) -> Value:
     size = site.shape[0]
     mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
     if isinstance(value.fact, Permuted):
-        undone = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
-        return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if undone else Value(mixed, range=value.range)
+        restores_order = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
+        return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if restores_order else Value(mixed, range=value.range)
     if isinstance(value.fact, Iota) and value.fact.axis == 0:
         return Value(mixed, range=value.range, fact=Permuted(order, value.fact.div))
     if isinstance(value.owner, Common):

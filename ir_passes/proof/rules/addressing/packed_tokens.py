@@ -350,9 +350,9 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
     if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
         return result.replace(fact=replace(x, padding="last"))
-    special = _finite_mask(site, operands)
-    if special is not None:
-        return result.replace(fact=special)
+    finite_mask = _finite_mask(site, operands)
+    if finite_mask is not None:
+        return result.replace(fact=finite_mask)
     pair = _paired(site, operands)
     if site.name in ("eq", "ne"):
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}

@@ -40,8 +40,10 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         return Value(rows)
     intact = None
     if operand.intact is not None:
-        by = _row_key(access.columns[axis])
-        intact = UnchangedRows(operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", by)))
+        row_key = _row_key(access.columns[axis])
+        intact = UnchangedRows(
+            operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", row_key))
+        )
     if access.reveals_places(rows, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
     owner = site.join(rows, access.owners(site, without=axis))

@@ -1,10 +1,11 @@
-"""Compiler passes for JAX functions that advance many sequences at once and keep a state for each.
+"""Compiler passes for JAX functions that advance many sequences, each with a state.
 
-A function and a `LaneContract` (what is shared, what belongs to one lane, which arrays are pools of rows) go in.
-`prove_isolation` proves from the jaxpr that no lane reaches another's state; `isolated` and `compile_step` prove,
-rewrite, compile and audit; `plan` lays out scratch. Knows JAX functions, not language models. The names here are those
-of `hybridlm.compiler`, what users import, violations and liveness; everything else comes from the folders, whose
-`__init__.py` say where to begin.
+The passes take a function and a `LaneContract`. The contract names shared arrays, arrays of one lane, and pools of
+rows. `prove_isolation` proves from the jaxpr that no lane reaches another lane's state. `isolated` and `compile_step`
+prove, rewrite, compile and audit. `plan` lays out scratch. The passes know JAX functions, not language models.
+
+This package exports the names of `hybridlm.compiler` for users, and the names for violations and liveness. Import
+everything else from the folders. Each `__init__.py` there names the module to begin with.
 """
 
 # isort: off

@@ -119,7 +119,7 @@ class Calling:
 
 
 def output_order(bound: BoundContract) -> tuple[int, ...]:
-    """Return the order of results in which JAX pairs each donated pool with its successor."""
+    """Return the order of results that makes JAX pair donated pools with successors."""
     donors: dict[Any, deque[int]] = {}
     for donor in sorted(bound.successors):
         donors.setdefault(_kind(bound.inputs[donor]), deque()).append(bound.successors[donor])

@@ -66,7 +66,7 @@ def compile_step(
         IsolationError: the step is not proved; carries the user's source lines.
         AuditError: XLA's program violates the contract.
         HloError: this version of JAX or XLA does not expose the module, schedule or buffer assignment.
-        PlacementError: arguments of a `shard_map` do not lie on its mesh.
+        PlacementError: arguments of a `shard_map` are not placed on its mesh.
         ValueError: `certify` is not one of the three.
         SettingError: `jax_disable_jit` is on; or `jax_debug_nans` or `jax_debug_infs`, unless `certify` is "off".
         TargetError: there is no such target, or its compiler is not installed.

@@ -53,10 +53,10 @@ class CompiledStep(Running, Stage):
         certificate: Certificate,
         report: AuditReport | None,
     ):
-        entry = calling.entry(program.compiled) if step.away is None else partial(_refuse, step.away)
+        entry = calling.entry(program.compiled) if step.absent_target is None else partial(_refuse, step.absent_target)
         Running.__init__(self, entry, successors_of(step.bound), step.certify)
         Stage.__init__(self, step.trace, step.bound)
-        self.jaxpr, self.passes, self.target = step.proved.graph.program, step.proved.passes, step.away
+        self.jaxpr, self.passes, self.target = step.proved.graph.program, step.proved.passes, step.absent_target
         self.compiled, self._dump = program.compiled, program.dump
         self.certificate, self.audit, self.calling = certificate, report, calling
 

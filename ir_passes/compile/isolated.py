@@ -1,4 +1,4 @@
-"""The decorator of a step: each new shape is proved and compiled at its first call.
+"""The decorator of a step: the first call of each shape proves and compiles it.
 
 Later calls are dispatched like calls of a jitted function.
 """

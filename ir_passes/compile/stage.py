@@ -18,7 +18,7 @@ class ProvedTrace:
 
     Attributes:
         key, store: key of its certificate, and its store; None for no store.
-        away: absent machine that it is compiled for.
+        absent_target: absent machine that the step is compiled for; None for a present machine.
     """
 
     trace: Trace
@@ -26,7 +26,7 @@ class ProvedTrace:
     key: Key
     store: CertificateStore | None
     certify: Certify
-    away: Target | None
+    absent_target: Target | None
 
     @property
     def bound(self) -> BoundContract:

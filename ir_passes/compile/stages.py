@@ -69,7 +69,7 @@ def trace_step(
 
     Raises:
         ContractError: the contract does not fit the function.
-        PlacementError: arguments of a `shard_map` do not lie on its mesh.
+        PlacementError: arguments of a `shard_map` are not placed on its mesh.
         SettingError: `jax_disable_jit` is on.
         TargetError: there is no such target, or its compiler is not installed.
     """
@@ -123,7 +123,7 @@ class TracedStep(Stage):
 
     def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, absent_target: Target | None = None):
         super().__init__(trace, bound)
-        self.jaxpr, self._clock, self._away = trace.program, clock, absent_target
+        self.jaxpr, self._clock, self._absent_target = trace.program, clock, absent_target
 
     def prove(
         self,
@@ -152,7 +152,7 @@ class TracedStep(Stage):
         store = CertificateStore(Path(certificates)) if certificates is not None and is_known else None
         stored = None if store is None or certify == "off" else clock.time("prove", store.find, key)
         proved = prove_graph(graph, passes, certify, stored, clock)
-        return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._away), clock)
+        return ProvedStep(ProvedTrace(self._trace, proved, key, store, certify, self._absent_target), clock)
 
 
 class ProvedStep(Stage):
@@ -178,7 +178,7 @@ class ProvedStep(Stage):
         """Lower it to StableHLO, with its pools donated.
 
         Raises:
-            PlacementError: pools of a `shard_map` do not lie on its mesh, and the step is certified.
+            PlacementError: pools of a `shard_map` are not placed on its mesh, and the step is certified.
             SettingError: `jax_debug_nans` or `jax_debug_infs` is on, and the step is certified.
         """
         if self._step.certify != "off":
@@ -238,7 +238,7 @@ class LoweredStep(Stage):
         # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
         # for devices that are not here.
         is_certified = step.certify != "off"
-        with without_compilation_cache() if is_certified or step.away is not None else nullcontext():
+        with without_compilation_cache() if is_certified or step.absent_target is not None else nullcontext():
             if not is_certified:
                 compiled = clock.time("compile", self.lowered.compile, compiler_options=compiler_options)
                 program = CompiledProgram(compiled, absent="certify is 'off'")

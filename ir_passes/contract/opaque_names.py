@@ -193,27 +193,27 @@ def _callback(eqn: ir.JaxprEqn) -> Hashable:
     return _identity(called_back(eqn), ()), _identity(tuple((static or {}).items()), ())
 
 
-def _identity(value: Any, within: tuple[int, ...]) -> Hashable:
+def _identity(value: Any, enclosing_ids: tuple[int, ...]) -> Hashable:
     """Return a key that is equal for equal functions, numbers and text.
 
     Args:
-        within: ids of the functions around this value, for functions that contain themselves.
+        enclosing_ids: ids of the functions around this value, for functions that contain themselves.
     """
-    if id(value) in within:
-        return ("itself", len(within) - within.index(id(value)))
-    within = (*within, id(value))
+    if id(value) in enclosing_ids:
+        return ("itself", len(enclosing_ids) - enclosing_ids.index(id(value)))
+    enclosing_ids = (*enclosing_ids, id(value))
     if isinstance(value, partial):
         parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
-        return ("partial", *(_identity(part, within) for part in parts))
+        return ("partial", *(_identity(part, enclosing_ids) for part in parts))
     if inspect.isfunction(value):
         captured = tuple(cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell))
         parts = captured, value.__defaults__, tuple(sorted((value.__kwdefaults__ or {}).items()))
         place = value.__code__, value.__code__.co_filename, id(value.__globals__)
-        return ("function", place, *(_identity(part, within) for part in parts))
+        return ("function", place, *(_identity(part, enclosing_ids) for part in parts))
     if inspect.ismethod(value):
-        return ("method", _identity(value.__func__, within), id(value.__self__))
+        return ("method", _identity(value.__func__, enclosing_ids), id(value.__self__))
     if type(value) is tuple:
-        return ("tuple", *(_identity(part, within) for part in value))
+        return ("tuple", *(_identity(part, enclosing_ids) for part in value))
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return (type(value).__name__, repr(value))
     if isinstance(value, np.generic):

@@ -164,7 +164,10 @@ class FileStore:
         return count, size
 
     def read_start(self, name: str, count: int) -> bytes:
-        """Return the first bytes of a file, which does not count as used; raises as `require_file`."""
+        """Return the first bytes of a file, without a record of its use.
+
+        Raises the errors of `require_file`.
+        """
         with self._folder() as folder, self._opened(folder, name) as file:
             return file.read(count)
 

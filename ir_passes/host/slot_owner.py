@@ -1,4 +1,4 @@
-"""The host's owner of the rows of a pool: each row has at most one holder.
+"""The owner of a pool's rows on the host; a row has at most one holder.
 
 `contract.SlotMap` declares the assumptions of a step about its row numbers: in range, active entries distinct, idle
 lanes on row 0 if row 0 is the null row. `SlotOwner` makes this true. A row is held by a `Slot`, a linear token: after
@@ -174,9 +174,8 @@ class SlotOwner:
     ) -> np.ndarray:
         """Return the row numbers of a step, int32 [lanes]; None becomes row 0.
 
-        The array is new and its bytes are immutable: not even `setflags` makes it writable, so a running step never
-            sees
-        another step's rows (JAX may read a host array after the call has returned).
+        The array is new and its bytes are immutable: not even `setflags` makes it writable. So a running step never
+        sees another step's rows. (JAX may read a host array after the call has returned.)
 
         Args:
             slots: one for each lane; None for an idle lane, if there is a null row.

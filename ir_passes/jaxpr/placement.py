@@ -1,4 +1,4 @@
-"""Arguments of a `shard_map` that do not lie on its mesh."""
+"""Arguments of a `shard_map` that are not placed on its mesh."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,13 +20,13 @@ _SPECS_DIFFER = re.compile(
 
 @dataclass(frozen=True)
 class Unplaced:
-    """An argument that does not lie on the devices of a mesh.
+    """An argument that is not placed on a mesh.
 
     Attributes:
         path: of the argument, as "args[0]".
-        name: of the parameter; "" if it is not known.
+        name: of the parameter; "" for an unknown name.
         type: dtype and shape, as "float32[8,4]".
-        spec: the entry of `in_specs`, as "P('data', None)"; "" if it is not known.
+        spec: the entry of `in_specs`, as "P('data', None)"; "" for an unknown entry.
     """
 
     path: str
@@ -40,20 +40,20 @@ class Unplaced:
 
 
 class PlacementError(ValueError):
-    """Arguments of a `shard_map` do not lie on its mesh as `in_specs` say.
+    """Arguments of a `shard_map` are not placed on its mesh as `in_specs` require.
 
     Attributes:
-        arguments: the arguments that `in_specs` are known to split, then others that lie on no mesh.
+        arguments: first the arguments that `in_specs` split, then other arguments without a mesh.
     """
 
     def __init__(self, *arguments: Unplaced):
         self.arguments = arguments
-        known = [argument for argument in arguments if argument.spec]
-        others = [argument for argument in arguments if not argument.spec]
-        first = known[0]
-        text = f"shard_map splits arguments that do not lie on its mesh: {', '.join(map(str, known))}"
-        if others:
-            text += f"; {', '.join(map(str, others))} lie on no mesh either: place those that in_specs split"
+        split_arguments = [argument for argument in arguments if argument.spec]
+        other_arguments = [argument for argument in arguments if not argument.spec]
+        first = split_arguments[0]
+        text = f"shard_map splits arguments that do not lie on its mesh: {', '.join(map(str, split_arguments))}"
+        if other_arguments:
+            text += f"; {', '.join(map(str, other_arguments))} lie on no mesh either: place those that in_specs split"
         super().__init__(
             f"{text}; place each before the call: {first.name or 'x'} = jax.device_put({first.name or 'x'}, "
             f"jax.NamedSharding(mesh, jax.{first.spec})), with the mesh of the shard_map and its entry of in_specs"
@@ -65,7 +65,7 @@ def placement_error(
 ) -> PlacementError | None:
     """Return the error with the arguments of JAX's error about `in_specs`; None for others.
 
-    JAX names the type of the first argument only. Arguments of this type that lie on no mesh come first.
+    JAX names the type of the first argument only. Arguments of this type without a mesh come first.
 
     Args:
         error: from the trace of a step.
@@ -77,9 +77,9 @@ def placement_error(
         return None
     free = _free_arguments(args, kwargs, names)
     spec = _code(match["spec"])
-    known = [replace(argument, spec=spec) for argument in free.values() if argument.type == match["type"]]
-    others = [argument for argument in free.values() if argument.type != match["type"]]
-    return PlacementError(*known, *others) if known else None
+    split_arguments = [replace(argument, spec=spec) for argument in free.values() if argument.type == match["type"]]
+    other_arguments = [argument for argument in free.values() if argument.type != match["type"]]
+    return PlacementError(*split_arguments, *other_arguments) if split_arguments else None
 
 
 def check_donated(
@@ -91,8 +91,8 @@ def check_donated(
 ) -> None:
     """Raise PlacementError for donated arrays on no mesh that a `shard_map` splits.
 
-    XLA moves such an array to the mesh in each call. It cannot be written in place. A `jax.ShapeDtypeStruct` may stand
-    for an array that lies on the mesh.
+    XLA moves such an array to the mesh in each call, so it cannot be written in place. A `jax.ShapeDtypeStruct` may
+    represent an array on the mesh.
 
     Args:
         program: of the step.

@@ -107,7 +107,7 @@ def trace_function(
         parameters: of the function; by default none is static.
 
     Raises:
-        PlacementError: arguments of a `shard_map` do not lie on its mesh.
+        PlacementError: arguments of a `shard_map` are not placed on its mesh.
         ValueError: a static argument cannot be hashed.
     """
     parameters = FunctionSignature.of(fn) if parameters is None else parameters

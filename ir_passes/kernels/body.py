@@ -133,14 +133,14 @@ class _Body:
 
     Attributes:
         ids, grid: as in `run_body`.
-        made: id of an array -> the array, its equation, the operands and the number of the result.
+        producers: id of an array -> the array, its equation, the operands and the number of the result.
         copies: the running copies; None on a machine without them.
         dead: unused variables.
     """
 
     ids: tuple[Any, ...]
     grid: tuple[Any, ...]
-    made: dict[int, tuple[Any, ir.JaxprEqn, list[Any], int]] = field(default_factory=dict)
+    producers: dict[int, tuple[Any, ir.JaxprEqn, list[Any], int]] = field(default_factory=dict)
     copies: Copies | None = None
     dead: set[Any] = field(default_factory=set)
 
@@ -178,14 +178,14 @@ class _Body:
         results = bound if eqn.primitive.multiple_results else [bound]
         # JAX returns an operand itself if there is nothing to do, as in a conversion to its dtype
         new = [(k, value) for k, value in enumerate(results) if not any(value is arg for arg in args)]
-        self.made.update({id(value): (value, eqn, args, k) for k, value in new})
+        self.producers.update({id(value): (value, eqn, args, k) for k, value in new})
         return results
 
     def constant(self, value: Any) -> Any:
         """Return a value as a NumPy array if it is known now, else unchanged."""
-        if is_constant(value) or id(value) not in self.made:
+        if is_constant(value) or id(value) not in self.producers:
             return value
-        _, eqn, args, number = self.made[id(value)]
+        _, eqn, args, number = self.producers[id(value)]
         if any(np.prod(ir.shape_of(var)) > MAX_CONSTANT for var in eqn.outvars):
             return value
         operands = [self.constant(arg) for arg in args]
@@ -295,7 +295,7 @@ class _Body:
             return np.ndim(start) == 0 and int(start) == int(number) * size
         if start is number:
             return size == 1
-        _, eqn, args, _ = self.made.get(id(start), (None, None, [], 0))
+        _, eqn, args, _ = self.producers.get(id(start), (None, None, [], 0))
         if eqn is None:
             return False
         if eqn.primitive.name == "convert_element_type" and start.dtype in (np.int32, np.int64):

@@ -7,7 +7,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
-    """Return the lanes of arrays, as "lanes 0 to 3", and the paths of their pools.
+    """Return the lanes of arrays ("lanes 0 to 3") and the paths of their pools.
 
     Args:
         bound: the contract.

@@ -112,8 +112,8 @@ def _or(a: Range, b: Range) -> Range | None:
     return max(a[0], b[0]), max(a[1], b[1])
 
 
-_less = _decided(lambda a, b: a[1] < b[0], lambda a, b: a[0] >= b[1])
-_less_equal = _decided(lambda a, b: a[1] <= b[0], lambda a, b: a[0] > b[1])
+_below = _decided(lambda a, b: a[1] < b[0], lambda a, b: a[0] >= b[1])
+_at_most = _decided(lambda a, b: a[1] <= b[0], lambda a, b: a[0] > b[1])
 
 _RULES: dict[str, Callable[..., Range | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
@@ -126,10 +126,10 @@ _RULES: dict[str, Callable[..., Range | None]] = {
     "neg": lambda a: (-a[1], -a[0]),
     "abs": lambda a: (0 if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1])), max(abs(a[0]), abs(a[1]))),
     "sign": lambda a: ((a[0] > 0) - (a[0] < 0), (a[1] > 0) - (a[1] < 0)),
-    "lt": _less,
-    "le": _less_equal,
-    "gt": lambda a, b: _less(b, a),
-    "ge": lambda a, b: _less_equal(b, a),
+    "lt": _below,
+    "le": _at_most,
+    "gt": lambda a, b: _below(b, a),
+    "ge": lambda a, b: _at_most(b, a),
     "eq": _decided(_equal, _apart),
     "ne": _decided(_apart, _equal),
     "and": _and,

@@ -82,7 +82,7 @@ class LaneRows:
 
 @dataclass(frozen=True, slots=True)
 class PoolRows:
-    """A pool or a view: row s of `axis` belongs to the owner of slot s.
+    """A pool or view: row s of `axis` belongs to slot s's owner.
 
     Attributes:
         leaf: index of the pool among the step's flattened inputs.

@@ -222,7 +222,9 @@ class IndexSum(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Lengths(Fact):
-    """Element at index i of `axis` = cu_seqlens[i + `first` + 1] - cu_seqlens[i + `first`] + `plus`.
+    """Lengths of lanes, plus a constant.
+
+    Element i along `axis` = cu_seqlens[i + `first` + 1] - cu_seqlens[i + `first`] + `plus`.
 
     Attributes:
         layout: layout of the tokens.
@@ -438,10 +440,10 @@ class Finite(Fact):
 
 @dataclass(frozen=True, slots=True)
 class IsFinite(Fact):
-    """Element is `when` only if the value with this number is not one of some numbers.
+    """Element is `when` only if the numbered value is no excluded number.
 
     Attributes:
-        excluded: these numbers.
+        excluded: numbers that the value does not have.
         when: see above.
     """
 

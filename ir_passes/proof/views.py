@@ -1,7 +1,7 @@
 """Reshaped, transposed and sliced views of a pool, as paths of invertible steps.
 
-Arrays with the same path hold the same elements in the same places. A value that left a pool by a path may be put back
-by the inverse path.
+Arrays with the same path hold the same elements at the same indices. A value that left a pool by a path may be put
+back by the inverse path.
 """
 
 from collections.abc import Hashable, Iterable
@@ -12,7 +12,7 @@ Shape = tuple[int, ...]
 
 
 def reshaped(view: View, source: tuple[int, ...], target: tuple[int, ...]) -> View:
-    """Return the view target a row-major reshape."""
+    """Return the view after a row-major reshape."""
     if view and view[-1][0] == "reshape":
         source = _numbers(view[-1])
         view = view[:-1]
@@ -20,7 +20,7 @@ def reshaped(view: View, source: tuple[int, ...], target: tuple[int, ...]) -> Vi
 
 
 def transposed(view: View, permutation: tuple[int, ...]) -> View:
-    """Return the view target a transpose."""
+    """Return the view after a transpose."""
     permutation = tuple(map(int, permutation))
     if view and view[-1][0] == "transpose":
         first = _numbers(view[-1])

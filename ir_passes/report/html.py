@@ -8,7 +8,10 @@ from html import escape
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table: numbers have thousands separators and the class "number", booleans are yes and no."""
+    """Return a table.
+
+    Numbers have thousands separators and the class "number". Booleans are yes and no.
+    """
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
@@ -29,7 +32,7 @@ def headed(title: str, holds: bool, state: str, remark: str) -> str:
 
 
 def lists(sections: Sequence[tuple[str, Sequence[object]]], opened: Sequence[str]) -> str:
-    """Statements under their headings, which open when they are clicked; without the empty ones.
+    """Return statements under headings that a click opens, without empty headings.
 
     Args:
         sections: headings with their statements.

@@ -39,7 +39,7 @@ class BatchedWork:
         self.accesses, self.lanes = work.owners.accesses, work.owners.graph.bound.lanes
         pending: list[ir.JaxprEqn] = []
         for eqn in [*work.named, *work.lanes[0]]:
-            box = self.owners.own.get(id(eqn))
+            box = self.owners.boxes.get(id(eqn))
             if self._is_entry(eqn):
                 continue
             if box is None:

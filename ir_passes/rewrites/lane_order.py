@@ -28,7 +28,7 @@ def check_batchable(work: SameWork) -> None:
         barred = next(_barred(eqn), None)
         if barred is not None:
             raise Different(f"{barred} at {ir.source_of(eqn)} is not batched")
-        box = work.owners.own.get(id(eqn))
+        box = work.owners.boxes.get(id(eqn))
         if box is not None and None in box.starts:
             place = f"{eqn.primitive.name} at {ir.source_of(eqn)}"
             raise Different(f"{place} has an index that is neither a constant nor an entry of a slot map")
@@ -54,7 +54,7 @@ def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:
     last: dict[ir.Var, ir.Var] = {}
     order: dict[ir.Var, int] = {}  # version -> number of writes before it
     for eqn in owners.graph.program.jaxpr.eqns:
-        if id(eqn) not in work.ids or id(eqn) not in owners.own or eqn.primitive.name not in WRITES:
+        if id(eqn) not in work.ids or id(eqn) not in owners.boxes or eqn.primitive.name not in WRITES:
             continue
         (version,), result = ir.variables(eqn.invars[:1]), eqn.outvars[0]
         start = work.first_version(version)
@@ -75,7 +75,7 @@ def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:
 
 def _check_reads(work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
     """Check that each read sees the lane's earlier writes and no later write."""
-    own = work.owners.own
+    boxes = work.owners.boxes
     written: dict[ir.Var, int] = {}
     maps: dict[ir.Var, int | None] = {}
     for eqn in eqns:
@@ -83,9 +83,9 @@ def _check_reads(work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var
             start, place = work.first_version(version), ir.source_of(eqn)
             if start not in order:
                 continue
-            if id(eqn) not in own:
+            if id(eqn) not in boxes:
                 raise Different(f"{eqn.primitive.name} at {place} reads more of a pool than its lane's row")
-            row = own[id(eqn)].row
+            row = boxes[id(eqn)].row
             slots = row.map if isinstance(row, SlotIndex) else None
             if maps.setdefault(start, slots) != slots:
                 raise Different(f"rows of two slot maps are used at {place}")

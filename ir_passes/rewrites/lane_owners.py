@@ -41,7 +41,7 @@ class LaneOwners:
         eqns: level -> lane -> equations in order, without selecting equations.
         roots: variable -> its entry of an array.
         names: parts of entries, and entries of slot maps; any level can recompute them.
-        own: id of an equation -> box of its lane's row.
+        boxes: id of an equation -> box of its lane's row.
     """
 
     accesses: PoolAccesses
@@ -51,7 +51,7 @@ class LaneOwners:
     eqns: dict[int, dict[int, list[ir.JaxprEqn]]] = field(default_factory=dict)
     roots: dict[ir.Var, Root] = field(default_factory=dict)
     names: set[ir.Var] = field(default_factory=set)
-    own: dict[int, Box] = field(default_factory=dict)
+    boxes: dict[int, Box] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         written = set[ir.Var]()  # versions of pools that one lane wrote
@@ -78,7 +78,7 @@ class LaneOwners:
         return self.accesses.graph
 
     def _selects(self, eqn: ir.JaxprEqn) -> bool:
-        if id(eqn) in self.own or len(eqn.outvars) != 1:
+        if id(eqn) in self.boxes or len(eqn.outvars) != 1:
             return False
         if eqn.outvars[0] in self.roots or isinstance(self.accesses.facts.of(eqn.outvars[0]), SlotIndex):
             return True
@@ -94,7 +94,7 @@ class LaneOwners:
         if self.accesses.versions_in(eqn):
             owner, box = self._own(eqn)
             if box is not None and owner is not None and lane in (None, owner):
-                self.own[id(eqn)] = box
+                self.boxes[id(eqn)] = box
                 return owner
             return lane if eqn.primitive.name in READS else None
         if eqn.primitive.name in ("split", "unstack"):

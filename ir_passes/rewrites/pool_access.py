@@ -74,7 +74,7 @@ class PoolAccesses:
         return [var for var in ir.variables(eqn.invars) if var in self.versions]
 
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """Return the box of an access; None for other accesses than one box of one pool."""
+        """Return the box of an access to one pool; None for other accesses."""
         versions = self.versions_in(eqn)
         if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
@@ -88,7 +88,10 @@ class PoolAccesses:
         return Box(axis, tuple(checked), tuple(sizes))
 
     def _in_bounds(self, start: IndexFact | None, length: int, size: int, is_row: bool) -> IndexFact | None:
-        """Return a start in bounds, which no primitive clamps or drops; None for other starts."""
+        """Return a start in bounds; None for other starts.
+
+        No primitive clamps or drops a start in bounds.
+        """
         if length == size:
             return 0
         if isinstance(start, int):

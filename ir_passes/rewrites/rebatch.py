@@ -109,7 +109,7 @@ def _is_work(eqn: ir.JaxprEqn, owners: LaneOwners) -> bool:
     index = all(
         prod(ir.shape_of(var)) == 1 and not jnp.issubdtype(ir.dtype_of(var), jnp.inexact) for var in eqn.outvars
     )
-    return id(eqn) in owners.own or not (eqn.primitive.name in SELECTING or index)
+    return id(eqn) in owners.boxes or not (eqn.primitive.name in SELECTING or index)
 
 
 def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph:
@@ -129,11 +129,11 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
                 arrays[var] = next(remaining)
             else:
                 batched[var] = lax.concatenate([next(remaining)[None] for _ in sources], 0)
-        done = BatchedWork(work, arrays, batched)
-        results = [done.arrays[version] for version in pools]
-        results += [_joined(eqn, done.each(work.first[ir.variables(eqn.invars)[0]])) for eqn in joins]
+        batched_work = BatchedWork(work, arrays, batched)
+        results = [batched_work.arrays[version] for version in pools]
+        results += [_joined(eqn, batched_work.each(work.first[ir.variables(eqn.invars)[0]])) for eqn in joins]
         lane_of = work.owners.lane_of
-        pairs = [(done.each(work.first[var]), lane_of[var]) for var in pieces]
+        pairs = [(batched_work.each(work.first[var]), lane_of[var]) for var in pieces]
         return results + [lax.index_in_dim(value, lane, keepdims=False) for value, lane in pairs]
 
     eqns, results, consts = ir.emit(run, [var for sources in inputs.values() for var in sources], work.lanes[0][-1])
@@ -142,8 +142,8 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
     dropped = work.ids | {id(eqn) for eqn in joins}
     start = next(i for i, eqn in enumerate(jaxpr.eqns) if id(eqn) in work.ids)
     preferred = [*jaxpr.eqns[:start], *eqns, *jaxpr.eqns[start:]]
-    kept = [ir.renamed(eqn, names) for eqn in preferred if id(eqn) not in dropped]
-    order = schedule(kept, set(work.owners.accesses.versions))
+    remaining_eqns = [ir.renamed(eqn, names) for eqn in preferred if id(eqn) not in dropped]
+    order = schedule(remaining_eqns, set(work.owners.accesses.versions))
     if order is None:
         raise Different("no order of the equations reads every row before it is written")
     outvars = [ir.rename(atom, names) for atom in jaxpr.outvars]
@@ -151,7 +151,10 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
 
 
 def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir.Var]]:
-    """Return each variable that lane 0 reads from outside, with the variables to pass: one, or one of each lane."""
+    """Return each outside variable that lane 0 reads, with the variables to pass.
+
+    The variables to pass are one variable, or one variable of each lane.
+    """
     owners, accesses = work.owners, work.owners.accesses
     eqns = [*work.named, *work.lanes[0]]
     results = {var for eqn in eqns for var in eqn.outvars}
@@ -170,16 +173,19 @@ def _inputs(work: SameWork, pools: dict[ir.Var, ir.Var]) -> dict[ir.Var, list[ir
 
 
 def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.Var]]:
-    """Return the results that other equations read: joins of all lanes in order, and variables of single lanes."""
+    """Return results that other equations read: joins of all lanes, and single variables.
+
+    A join has all lanes in order. A single variable belongs to one lane.
+    """
     owners = work.owners
-    made = {var for eqns in work.lanes for eqn in eqns for var in eqn.outvars} - owners.accesses.versions.keys()
+    lane_results = {var for eqns in work.lanes for eqn in eqns for var in eqn.outvars} - owners.accesses.versions.keys()
     joins: list[ir.JaxprEqn] = []
-    pieces = dict.fromkeys(var for var in ir.variables(graph.program.jaxpr.outvars) if var in made)
+    pieces = dict.fromkeys(var for var in ir.variables(graph.program.jaxpr.outvars) if var in lane_results)
     for eqn in graph.program.jaxpr.eqns:
-        operands = [var for var in ir.variables(eqn.invars) if var in made and id(eqn) not in work.ids]
+        operands = [var for var in ir.variables(eqn.invars) if var in lane_results and id(eqn) not in work.ids]
         in_order = [owners.lane_of[var] for var in operands] == list(range(graph.bound.lanes))
-        same = len({work.first[var] for var in operands}) == 1 and len(operands) == len(eqn.invars)
-        if eqn.primitive.name in ("stack", "concatenate") and in_order and same:
+        corresponds = len({work.first[var] for var in operands}) == 1 and len(operands) == len(eqn.invars)
+        if eqn.primitive.name in ("stack", "concatenate") and in_order and corresponds:
             joins.append(eqn)
         else:
             pieces.update(dict.fromkeys(operands))

@@ -67,7 +67,7 @@ class SameWork:
             return "the types"
         if not self.owners.roots.keys().isdisjoint((eqn.outvars[0], other.outvars[0])):
             return "" if self._same_roots(eqn, other, lane) else "the part"
-        box, other_box = (self.owners.own.get(id(each)) for each in (eqn, other))
+        box, other_box = (self.owners.boxes.get(id(each)) for each in (eqn, other))
         compared = list(range(len(eqn.invars)))
         if box is not None and other_box is not None:
             if not _same_box(box, other_box, lane):
@@ -100,8 +100,8 @@ class SameWork:
             return False
         entry, other_entry = fact_of(var), fact_of(other)
         if isinstance(entry, SlotIndex) and isinstance(other_entry, SlotIndex) and var not in owners.roots:
-            same = (entry, other_entry) == (SlotIndex(entry.map, 0), SlotIndex(entry.map, owners.lane_of[other]))
-            if not same or ir.types([var]) != ir.types([other]):
+            corresponds = (entry, other_entry) == (SlotIndex(entry.map, 0), SlotIndex(entry.map, owners.lane_of[other]))
+            if not corresponds or ir.types([var]) != ir.types([other]):
                 return False
             self.first[other] = var
         else:

@@ -37,7 +37,7 @@ class Addressing:
 
 
 def rows_axis(tags: Tags) -> int | None:
-    """Return the axis along which a pool's tags differ, or None."""
+    """Return the axis of different tags of a pool, or None."""
     return next((axis for axis, size in enumerate(tags.shape) if size > 1), None)
 
 

@@ -34,7 +34,7 @@ class Tags:
     Attributes:
         lanes: int32, the lane of each entry, UNKNOWN if the entry belongs to no lane.
         rows: int32 [..., 5], None for values computed for their lane.
-        pools: the input pools whose rows it may hold, moved but not yet computed with; empty for other values.
+        pools: the input pools with rows that the value may hold, moved but not yet used in a computation; else empty.
         whole: True for a version of a pool with all its rows, False for rows that lanes have read.
         derived: the value depends on a pool.
     """

@@ -31,7 +31,7 @@ class LabelFault(StatementId):
 
 
 class UntrackedFault(StatementId):
-    """The id of the reason why a pool's labels cannot be followed. The list is closed."""
+    """The reason why a pool's labels cannot be followed. The list is closed."""
 
     WHOLE = "whole-pool", "It computes with a whole pool."
     MIXED = "mixed", "It mixes a pool with something that is none."
@@ -234,7 +234,7 @@ class Judge:
         labels: Ints,
         fault: LabelFault | None = None,
     ) -> None:
-        """Record faults; a lane keeps its first. Faults without a known lane go to lane 0."""
+        """Record the first fault of each lane; lane 0 gets faults of unknown lanes."""
         name, source = (where, "") if isinstance(where, str) else (where.primitive.name, self.source_of(where))
         number = self.checks.setdefault(Check(f"{name} {action}", source, fault), len(self.checks))
         total = self.verdict.code.shape[0]

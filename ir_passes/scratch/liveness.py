@@ -92,12 +92,12 @@ def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
 
 def liveness_of(closed: ir.ClosedJaxpr) -> Liveness:
     """Return the live ranges of an inlined jaxpr; equal bodies share a `Liveness`."""
-    known: dict[int, Liveness] = {}  # by id of the body's jaxpr; the live ranges keep the jaxpr alive
+    liveness_by_body: dict[int, Liveness] = {}  # by id of the body's jaxpr; the live ranges keep the jaxpr alive
 
     def of_body(body: ir.ClosedJaxpr) -> Liveness:
-        if id(body.jaxpr) not in known:
-            known[id(body.jaxpr)] = _liveness_of(body, True, of_body)
-        return known[id(body.jaxpr)]
+        if id(body.jaxpr) not in liveness_by_body:
+            liveness_by_body[id(body.jaxpr)] = _liveness_of(body, True, of_body)
+        return liveness_by_body[id(body.jaxpr)]
 
     return _liveness_of(closed, False, of_body)
 

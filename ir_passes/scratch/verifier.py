@@ -57,8 +57,8 @@ def _verify(
     _check_overlap(ranges)
     for value, r in zip(plan.placements, ranges, strict=False):
         if (value.start, value.end) != (r.first, r.last):
-            kept = f"the plan keeps its bytes at [{value.start}, {value.end}]"
-            raise PlanError(f"equation {r.first}: {r.name} is live at equations [{r.first}, {r.last}], {kept}")
+            reason = f"the plan keeps its bytes at [{value.start}, {value.end}]"
+            raise PlanError(f"equation {r.first}: {r.name} is live at equations [{r.first}, {r.last}], {reason}")
     for i, block in plan.blocks.items():
         for body, (_, inner) in zip(_bodies(jaxpr.eqns[i]), block.bodies, strict=True):
             if (id(body), id(inner)) in checked:

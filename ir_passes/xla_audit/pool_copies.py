@@ -168,7 +168,7 @@ def findings(
 
 
 def _successors(bound: BoundContract, copied: Sequence[str]) -> Iterator[str]:
-    """Yield a remedy for each copied pool without a successor, if a result has its type."""
+    """Yield a remedy for each copied pool without a successor and with a matching result."""
     for number, pool in enumerate(bound.inputs):
         if pool.path not in copied or number in bound.successors or not isinstance(pool.entry, Pool):
             continue

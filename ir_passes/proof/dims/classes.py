@@ -167,9 +167,9 @@ def _merged(merged: list[Dimension], size: int) -> Dimension:
         return Dimension(size, repeated=True)
     parts = [dim.root() for dim in _flat(merged)]
     dim = Dimension(size, factors=tuple(parts))
-    for whole in tuple(parts[0].wholes):
-        if [factor.root() for factor in whole.root().factors] == parts:
-            unify(dim, whole)
+    for split_dim in tuple(parts[0].wholes):
+        if [factor.root() for factor in split_dim.root().factors] == parts:
+            unify(dim, split_dim)
     return dim
 
 

@@ -1,5 +1,5 @@
 """The transfer functions (rules) of the lane proof, one for each of JAX's primitives.
 
-A part of `proof`, whose `lane_proof` imports it; imports `proof.site` and what that stands on. Begin with `all`, which
-fills the table of `proof.registry`; `addressing` says what an index reaches.
+`proof.lane_proof` imports this package; the package imports `proof.site` and its dependencies. Begin with `all`, which
+fills the table of `proof.registry`. `addressing` interprets indices.
 """

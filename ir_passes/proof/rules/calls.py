@@ -1,4 +1,4 @@
-"""Calls of functions: by their bodies, or by the declaration that they work row by row."""
+"""Calls of functions: by their bodies, or by the declaration as row-wise."""
 
 from ir_passes.contract.contract import Lane, Shared
 from ir_passes.contract.declared import RowWise, declaration_of, other_body
@@ -16,12 +16,12 @@ bwd compiler_options_kvs ctx_mesh differentiated donated_invars fwd_jaxpr_thunk 
 jvp_jaxpr_fun keep_unused name num_consts out_layouts out_shardings out_tree out_trees policy prevent_cse rule
 symbolic_zeros
 """
-"""Parameters of a call beside its body: of its compilation, its derivatives and its batching."""
+"""Parameters of a call except its body: for compilation, derivatives and batching."""
 
 
 @rule(*primitives.CALLS, reads=" ".join(primitives.CALLS.values()), ignores=_AROUND_THE_BODY)
 def call(site: Site, *operands: Value) -> list[Value]:
-    """Apply the declaration of a row-wise function; interpret the body of any other."""
+    """Apply the declaration of a row-wise function, or interpret the body."""
     declaration = declaration_of(site.eqn)
     if declaration is None:
         body = ir.body_of(site.eqn)
@@ -33,15 +33,16 @@ def call(site: Site, *operands: Value) -> list[Value]:
 
 @rule("custom_linear_solve", reads="const_lengths jaxprs")
 def linear_solve(site: Site, *operands: Value) -> list[Value]:
-    """Interpret the program that solves; the others are for derivatives."""
+    """Interpret the program that solves; the other programs are for derivatives."""
     lengths, programs = site.params["const_lengths"], site.params["jaxprs"]
-    before = lengths.matvec + lengths.vecmat
-    consts, known = operands[before : before + lengths.solve], operands[sum(lengths) :]
+    skipped = lengths.matvec + lengths.vecmat
+    consts, right_sides = operands[skipped : skipped + lengths.solve], operands[sum(lengths) :]
     body = ir.closed(programs.solve)
-    return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], [*consts, *known])
+    return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], [*consts, *right_sides])
 
 
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
+    """Return the results of a declared row-wise function."""
     problem = _misfit(site, declaration)
     if problem is not None:
         owner = site.mixed(
@@ -64,7 +65,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 
 
 def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
-    """Return the difference of a call from the function's declaration and its remedy; None where there is none."""
+    """Return how a call differs from its declaration, and the remedy; None if it matches."""
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
         declared = f"with {len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
@@ -72,8 +73,8 @@ def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
     entries = zip((*declaration.inputs, *declaration.outputs), (*site.shapes, *results), strict=True)
     lengths = {shape[e.axis : e.axis + 1] for e, shape in entries if isinstance(e, Lane)}
     if len(lengths) > 1:
-        found = ", ".join(str(*one) if one else "none" for one in sorted(lengths))
-        return f"its arguments and results have different numbers of rows in this call: {found}", "correct it"
+        counts = ", ".join(str(*length) if length else "none" for length in sorted(lengths))
+        return f"its arguments and results have different numbers of rows in this call: {counts}", "correct it"
     other = other_body(site.eqn, site.prover.invariance)
     if other is not None:
         remedy = "declare this function too, or give each function a name and a line of its own"
@@ -82,11 +83,12 @@ def _misfit(site: Site, declaration: RowWise) -> tuple[str, str] | None:
 
 
 def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:
+    """Return the owner with lanes along axis 0, or a fault if the declaration differs."""
     axis = axis_of(owner)
     if axis is None:
         return owner
     if isinstance(entry, Lane) and axis == entry.axis and isinstance(owner, LaneRows):
         return moved(owner, 0)
-    what = f"rows along axis {entry.axis}" if isinstance(entry, Lane) else "shared"
-    message = f"an argument of {name} is declared as {what}, and holds different lanes along axis {axis}"
+    expected = f"rows along axis {entry.axis}" if isinstance(entry, Lane) else "shared"
+    message = f"an argument of {name} is declared as {expected}, and holds different lanes along axis {axis}"
     return site.mixed(message, "put lanes where the declaration expects rows")

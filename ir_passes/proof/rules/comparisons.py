@@ -1,4 +1,4 @@
-"""Comparisons: of a lane's number with the number of active lanes, of keys with all classes, with zero."""
+"""Comparisons of lane numbers, of keys with classes, and with zero."""
 
 from ir_passes.proof.intervals import FALSE, TRUE
 from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner
@@ -11,20 +11,24 @@ from ir_passes.proof.values import ActiveCount, BroadcastVector, Iota, Negative,
 
 @rule("lt", "le", "gt", "ge")
 def compare(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare, and note what is negative; an idle lane's number is not below the number of active lanes."""
-    own = _counted(site, x, y)
-    if own is not None and site.prover.idle:
-        return [Value(own, range=FALSE if site.name in ("lt", "gt") else TRUE)]
+    """Compare, and record tests for negative numbers.
+
+    The number of an idle lane is not below the number of active lanes.
+    """
+    counted_owner = _owner_by_active_count(site, x, y)
+    if counted_owner is not None and site.prover.idle:
+        return [Value(counted_owner, range=FALSE if site.name in ("lt", "gt") else TRUE)]
     negative = site.name == "lt" and constant_of(y) == 0 and site.shapes[0] == site.shape
     fact = Negative(x.number) if negative else has_row(site, x, y)
-    return [Value(own or combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
+    return [Value(counted_owner or combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
-def _counted(site: Site, x: Value, y: Value) -> Owner | None:
-    """Return the owner of a comparison of every lane's number with the number of active lanes; None for all others.
+def _owner_by_active_count(site: Site, x: Value, y: Value) -> Owner | None:
+    """Return the owner of comparing each lane's number with the number of active lanes.
 
-    The result counts as each lane's own, so that a fact about an idle lane's element is not taken for one about the
-    others: the interpretation without idle lanes then refuses every use of it for another lane.
+    None for other comparisons. Each element of the result belongs to its lane, so a fact about an idle lane's element
+    does not hold for other lanes. The interpretation without idle lanes then refuses every use of the element for
+    another lane.
     """
     number, count = (x, y) if site.name in ("lt", "ge") else (y, x)
     shape = site.shapes[0 if number is x else 1]
@@ -43,16 +47,17 @@ def equal(site: Site, x: Value, y: Value) -> list[Value]:
     shapes = site.shapes
     for (keys, shape), (classes, full) in (((x, shapes[0]), (y, shapes[1])), ((y, shapes[1]), (x, shapes[0]))):
         if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
-            spread = _spread(keys, shape)
+            vector = _broadcast_keys(keys, shape)
             count = full[classes.fact.axis]
-            inside = 0 <= keys.range[0] and keys.range[1] < count
-            if spread is not None and spread.axis != classes.fact.axis and inside:
-                fact = OneHot(spread.number, spread.axis, classes.fact.axis)
+            in_bounds = 0 <= keys.range[0] and keys.range[1] < count
+            if vector is not None and vector.axis != classes.fact.axis and in_bounds:
+                fact = OneHot(vector.number, vector.axis, classes.fact.axis)
     return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
 
 
-def _spread(value: Value, shape: tuple[int, ...]) -> BroadcastVector | None:
+def _broadcast_keys(value: Value, shape: tuple[int, ...]) -> BroadcastVector | None:
+    """Return the fact about keys along one axis; None for other arrays."""
     if isinstance(value.fact, BroadcastVector):
         return value.fact
-    long = [axis for axis, size in enumerate(shape) if size != 1]
-    return BroadcastVector(value.number, long[0]) if len(long) == 1 else None
+    long_axes = [axis for axis, size in enumerate(shape) if size != 1]
+    return BroadcastVector(value.number, long_axes[0]) if len(long_axes) == 1 else None

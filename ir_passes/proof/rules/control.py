@@ -1,6 +1,8 @@
-"""Control flow: the rules of `scan`, `while` and `cond`, whose carries are brought to a fixpoint by widening.
+"""Control flow: the rules of `scan`, `while` and `cond`.
 
-More than 300 lines: the fixpoint of a loop and what enters and leaves it.
+The carries of a loop are widened to a fixpoint.
+
+More than 300 lines: the fixpoint of a loop, with the inputs and outputs of its body.
 """
 
 from collections.abc import Callable
@@ -43,33 +45,36 @@ from ir_passes.proof.violations import ViolationKind
 
 _SHARED = "let the host compute one shared bound or flag for the step, and select per lane inside"
 MAX_ROUNDS = 12
-"""Iterations for each value that a loop carries, after which its facts must have settled: a round forgets facts."""
+"""Limit on rounds to the fixpoint, per carry of a loop; each round drops facts."""
 
 
-def join_values(site: Site, one: Value, other: Value) -> Value:
-    """Return the join of two abstract values: what holds of a value that is one or the other."""
-    if one == other:
-        return one
-    owner = _in_order(site, _merge_owners(site, one.owner, other.owner), one, other)
-    same_kept = one.intact == other.intact
-    version = one.version if one.version == other.version else None
-    if version is None and one.version is not None and other.version is not None:
-        leaves = {site.prover.versions.leaf_of[one.version], site.prover.versions.leaf_of[other.version]}
+def join_values(site: Site, first: Value, second: Value) -> Value:
+    """Return the join of two abstract values: the facts that hold for both."""
+    if first == second:
+        return first
+    owner = _checked_order(site, _merge_owners(site, first.owner, second.owner), first, second)
+    same_intact = first.intact == second.intact
+    version = first.version if first.version == second.version else None
+    if version is None and first.version is not None and second.version is not None:
+        leaves = {site.prover.versions.leaf_of[first.version], site.prover.versions.leaf_of[second.version]}
         if len(leaves) == 1:
             version = site.prover.versions.first(leaves.pop())
     return Value(
         owner,
-        one.number if one.number == other.number else site.prover.fresh(),
-        hull(one.range, other.range),
-        one.fact if one.fact == other.fact and not isinstance(one.fact, Constant) else None,
-        one.intact if same_kept else None,
+        first.number if first.number == second.number else site.prover.fresh(),
+        hull(first.range, second.range),
+        first.fact if first.fact == second.fact and not isinstance(first.fact, Constant) else None,
+        first.intact if same_intact else None,
         version,
-        one.uniform & other.uniform,
+        first.uniform & second.uniform,
     )
 
 
-def _in_order(site: Site, owner: Owner, *values: Value) -> Owner:
-    """Return the joint owner of some values, if the shared ones do not reveal an order that depends on all lanes."""
+def _checked_order(site: Site, owner: Owner, *values: Value) -> Owner:
+    """Return the joint owner; refuse shared values that reveal an order of rows.
+
+    The order of such rows depends on all lanes.
+    """
     if not isinstance(owner, LaneRows) or owner.order is None:
         return owner
     if all(not isinstance(value.owner, Common) or owner.axis in value.uniform for value in values):
@@ -77,11 +82,12 @@ def _in_order(site: Site, owner: Owner, *values: Value) -> Owner:
     return site.mixed("a shared array may take the place of rows whose order depends on all lanes", REMEDY)
 
 
-def _merge_owners(site: Site, one: Owner, other: Owner) -> Owner:
-    if isinstance(one, PoolRows) and isinstance(other, PoolRows) and one.view != other.view:
+def _merge_owners(site: Site, first: Owner, second: Owner) -> Owner:
+    """Return the join of two owners; two views of a pool have no join."""
+    if isinstance(first, PoolRows) and isinstance(second, PoolRows) and first.view != second.view:
         return site.mixed("a pool is replaced by another view of it", "keep pools as they are in loops and branches")
-    owner = site.join(one, other)
-    if isinstance(owner, PoolRows) and not (isinstance(one, PoolRows) and isinstance(other, PoolRows)):
+    owner = site.join(first, second)
+    if isinstance(owner, PoolRows) and not (isinstance(first, PoolRows) and isinstance(second, PoolRows)):
         return site.unframed(owner)
     return owner
 
@@ -91,11 +97,11 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     if isinstance(predicate, Common):
         return values
     if isinstance(predicate, OneLane):
-        # rows are written by lanes of the whole step; a lane of a device is another one on each of them
-        mine = all(record.lane == predicate and not predicate.split for record in writes)
+        # lanes of the full step write rows; a lane number local to a device is a different lane on each device
+        writes_own_rows = all(record.lane == predicate and not predicate.split for record in writes)
         return [
             value
-            if isinstance(value.owner, PoolRows) and value.owner.unframed is None and mine
+            if isinstance(value.owner, PoolRows) and value.owner.unframed is None and writes_own_rows
             else value.replace(owner=site.join(value.owner, predicate), number=0)
             for value in values
         ]
@@ -106,25 +112,25 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
 
 @rule("platform_index", ignores="platforms")
 def platform_index(site: Site) -> list[Value]:
-    """Return the index of the platform that the program is compiled for, which is shared."""
+    """Return the index of the platform of the compiled program; it is shared."""
     return [Value(COMMON)]
 
 
 @rule("cond", reads="branches", ignores="branches_platforms")
-def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
-    """Join the branches and the predicate that decides between them."""
+def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
+    """Join the results of the branches with the predicate."""
     prover = site.prover
     branches = site.params["branches"]
-    if which.range is not None and which.range[0] == which.range[1]:
-        branches = [branches[min(max(which.range[0], 0), len(branches) - 1)]]
+    if index.range is not None and index.range[0] == index.range[1]:
+        branches = [branches[min(max(index.range[0], 0), len(branches) - 1)]]
     test = maker(site.jaxpr, site.eqn.invars[0])
     flag = None
     if test is not None and test.primitive.name == "convert_element_type" and ir.dtype_of(test.invars[0]) == np.bool_:
         flag = prover.read(site.env, test.invars[0])
-    before, start = set(prover.versions.consumed), len(prover.accesses)
-    consumed, merged = set(before), None
+    initially_consumed, start = set(prover.versions.consumed), len(prover.accesses)
+    consumed, merged = set(initially_consumed), None
     for k, branch in enumerate(branches):
-        prover.versions.consumed = set(before)
+        prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
         with prover.decided_by(site.eqn.invars[0]):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
@@ -132,21 +138,22 @@ def cond(site: Site, which: Value, *operands: Value) -> list[Value]:
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
-    return flowing(site, merged or [], which.owner, writes)
+    return flowing(site, merged or [], index.owner, writes)
 
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
 def while_loop(site: Site, *operands: Value) -> list[Value]:
-    """Bring the carries to their fixpoint; the condition must be the same for all lanes, or stop each by itself.
+    """Iterate the carries to their fixpoint.
 
-    A condition with an axis, which `vmap` makes, stops each index of the axis by itself.
+    The condition must be the same for all lanes, or stop each lane separately. `vmap` makes a condition with an axis;
+    it stops each index of the axis separately.
     """
     prover, params = site.prover, site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
-    of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
-    outer, inner = operands[:of_condition], operands[of_condition : of_condition + of_body]
-    start, first = len(prover.accesses), operands[of_condition + of_body :]
-    counter = counter_of(condition, body, outer, of_body, first)
+    condition_count, body_count = params["cond_nconsts"], params["body_nconsts"]
+    outer, inner = operands[:condition_count], operands[condition_count : condition_count + body_count]
+    start, first = len(prover.accesses), operands[condition_count + body_count :]
+    counter = counter_of(condition, body, outer, body_count, first)
     counters, counted = {}, {}
     if counter is not None:
         k, bound = counter
@@ -157,19 +164,19 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
             fact = ActiveLane() if bound.fact == ActiveCount() else None
             counted = {k: {"range": (bounds[0], stop - 1), "fact": fact}}
 
-    def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
+    def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
             test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
             consts = [prover.constant(c) for c in body.consts]
             values = [value.replace(**counted.get(k, {})) for k, value in enumerate(carry)]
-            after = interpret(prover, body.jaxpr, consts, [*inner, *values])
-        if each and not isinstance(test[0].owner, Mixed):
-            after = [value.replace(owner=site.join(test[0].owner, value.owner), number=NONE) for value in after]
-        return after, test
+            outputs = interpret(prover, body.jaxpr, consts, [*inner, *values])
+        if is_array_condition and not isinstance(test[0].owner, Mixed):
+            outputs = [value.replace(owner=site.join(test[0].owner, value.owner), number=NONE) for value in outputs]
+        return outputs, test
 
-    each = condition.jaxpr.outvars[0].aval.shape != ()
-    carry, test = _settled(site, list(first), once, counters, prover.fresh())
-    if each and not isinstance(test[0].owner, Mixed):
+    is_array_condition = condition.jaxpr.outvars[0].aval.shape != ()
+    carry, test = _fixpoint(site, list(first), run_body, counters, prover.fresh())
+    if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
     if not isinstance(test[0].owner, Common) and stops_by_lane(prover, condition, body, outer, inner, carry):
         return carry
@@ -177,57 +184,59 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     return flowing(site, carry, test[0].owner, writes)
 
 
-def _settled(
+def _fixpoint(
     site: Site,
     carry: list[Value],
-    once: Any,
+    run_body: Any,
     counters: dict[int, Any],
     mark: int,
     carried: Callable[[Value], Value | None] = lambda value: None,
 ) -> tuple[list[Value], list[Value]]:
-    """Iterate to the fixpoint: return the carry that holds in every iteration, and the body's other results.
+    """Iterate to the fixpoint: return carries that hold in every iteration, and other results.
 
-    Versions of pools advance with the iterations; they are the same chain as long as the body continues it.
+    The other results are the remaining results of the body. Versions of pools advance with the iterations. They belong
+    to one chain if the body continues the chain.
 
     Args:
-        mark: numbers from here on are of values inside the loop.
-        carried: returns a result of the body as the next iteration sees it; None if that is no special case.
+        mark: value numbers from `mark` on belong to values inside the loop.
+        carried: returns a result of the body as the next iteration sees it; None for results without a special case.
     """
     prover = site.prover
-    carry = [_entering(site, value, counters.get(k)) for k, value in enumerate(carry)]
+    carry = [_initial_carry(site, value, counters.get(k)) for k, value in enumerate(carry)]
     for _ in range(MAX_ROUNDS * len(carry)):
         forget = prover.mark()
-        after, rest = once([value.replace(number=prover.fresh()) for value in carry])
-        again = [
-            _widened(site, old, carried(new) or _outliving(site, new, mark), counters.get(k))
-            for k, (old, new) in enumerate(zip(carry, after, strict=True))
+        outputs, rest = run_body([value.replace(number=prover.fresh()) for value in carry])
+        next_carry = [
+            _widened_carry(site, old, carried(new) or _after_iteration(site, new, mark), counters.get(k))
+            for k, (old, new) in enumerate(zip(carry, outputs, strict=True))
         ]
-        if again == carry:
+        if next_carry == carry:
             break
         forget()
-        carry = again
+        carry = next_carry
     else:
         owner = site.mixed("what its body carries does not settle", _SHARED, ViolationKind.CONTROL)
         carry = [Value(owner) for _ in carry]
-        after, rest = once([value.replace(number=prover.fresh()) for value in carry])
+        outputs, rest = run_body([value.replace(number=prover.fresh()) for value in carry])
     results = []
-    for old, new in zip(carry, after, strict=True):
-        new = _outliving(site, new, mark)
-        stale = old.version is not None and new.version is None
+    for old, new in zip(carry, outputs, strict=True):
+        new = _after_iteration(site, new, mark)
+        is_stale = old.version is not None and new.version is None
         results.append(
-            join_values(site, old, new).replace(number=prover.fresh(), version=None if stale else new.version)
+            join_values(site, old, new).replace(number=prover.fresh(), version=None if is_stale else new.version)
         )
     return results, rest
 
 
-def _entering(site: Site, value: Value, counter: Any) -> Value:
+def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
+    """Return a carry before the first iteration, with facts about slots and counts only."""
     fact = value.fact if isinstance(value.fact, ActiveCount | SlotEntry | PageEntry) else None
     bounds = counter if counter is not None else value.range
     return value.replace(number=0, fact=fact, range=bounds)
 
 
-def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
-    """Widen a carry: keep what holds before and after an iteration; a fact that changes a second time is dropped."""
+def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
+    """Widen a carry: keep the facts that an iteration does not change."""
     leaf_of, same_chain = site.prover.versions.leaf_of, False
     if old.version is not None and new.version is not None:
         same_chain = leaf_of[old.version] == leaf_of[new.version]
@@ -239,13 +248,13 @@ def _widened(site: Site, old: Value, new: Value, counter: Any) -> Value:
         bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
     intact = old.intact if old.intact == new.intact else None
     fact = old.fact if old.fact == new.fact else None
-    owner = _in_order(site, owner, old, new)
+    owner = _checked_order(site, owner, old, new)
     version = old.version if same_chain or old.version == new.version else None
     return Value(owner, NONE, bounds, fact, intact, version, old.uniform & new.uniform)
 
 
-def _outliving(site: Site, value: Value, mark: int) -> Value:
-    """Drop from a value what holds in one iteration only: the lane that the loop's index picks."""
+def _after_iteration(site: Site, value: Value, mark: int) -> Value:
+    """Refuse owners of one iteration, such as the lane of the loop's index."""
     owner = value.owner
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
         owner = site.mixed(
@@ -264,9 +273,9 @@ def _outliving(site: Site, value: Value, mark: int) -> Value:
 
 
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
-    """Return bounds of the carries that only count: every iteration adds the same constant."""
+    """Return bounds of carries that count: every iteration adds the same constant."""
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    found = {}
+    counters = {}
     for k, value in enumerate(carry):
         out, var = jaxpr.outvars[k], jaxpr.invars[num_consts + k]
         if isinstance(out, ir.Literal) or value.range is None or length < 1:
@@ -280,8 +289,8 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
             bounds = (value.range[0] + min(total, 0), value.range[1] + max(total, 0))
             limits = dtype_range(var.aval)
             if limits and limits[0] <= bounds[0] and bounds[1] < limits[1]:
-                found[k] = bounds
-    return found
+                counters[k] = bounds
+    return counters
 
 
 @rule(
@@ -290,55 +299,59 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
     ignores="_split_transpose linear unroll",
 )
 def scan(site: Site, *operands: Value) -> list[Value]:
-    """Bring the carries to their fixpoint, one index of `xs` and `ys` at a time."""
+    """Iterate the carries to their fixpoint, with one index of `xs` and `ys` per iteration."""
     prover, params = site.prover, site.params
     num_consts, num_carry = ir.scan_counts(site.eqn)
     body, length = ir.closed(params["jaxpr"]), params["length"]
     consts, xs = operands[:num_consts], operands[num_consts + num_carry :]
     loop = prover.fresh()
     shapes = site.shapes[num_consts + num_carry :]
-    taken = [_taken(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
-    # an index that counts the iterations picks the lane whose turn it is
+    slices = [_slice_at_iteration(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
+    # an index that counts the iterations selects the lane of the iteration
     counts = {k for k, value in enumerate(xs) if value.fact == Iota(0) and isinstance(value.owner, Common)}
-    turn = _of_iteration(site, loop, LaneRows(0), length).number
+    iteration_number = _symbol_of_iteration(site, loop, LaneRows(0), length).number
     carry = list(operands[num_consts : num_consts + num_carry])
     counters = _counters(body.jaxpr, num_consts, carry, length)
     counted = {k for k in counters if carry[k].range == (0, 0) and counters[k] == (0, length - 1) and length > 1}
     counted = set() if params["reverse"] else counted
 
-    def once(carry: list[Value]) -> tuple[list[Value], list[Value]]:
-        numbers = [turn if k in counts else prover.fresh() for k in range(len(taken))]
-        carry = [value.replace(number=turn) if k in counted else value for k, value in enumerate(carry)]
-        inputs = [*consts, *carry, *(one.replace(number=number) for one, number in zip(taken, numbers, strict=True))]
+    def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
+        numbers = [iteration_number if k in counts else prover.fresh() for k in range(len(slices))]
+        carry = [value.replace(number=iteration_number) if k in counted else value for k, value in enumerate(carry)]
+        inputs = [
+            *consts,
+            *carry,
+            *(value.replace(number=number) for value, number in zip(slices, numbers, strict=True)),
+        ]
         results = interpret(prover, body.jaxpr, [prover.constant(c) for c in body.consts], inputs)
         return results[:num_carry], results[num_carry:]
 
     tokens = set()
     for name, size in prover.bound.layouts.items():
-        tokens.add(OneLane(_of_iteration(site, loop, LaneRows(0, packed=name), length), packed=name))
-        tokens.add(OneLane(Symbol(turn, size or length), packed=name))
+        tokens.add(OneLane(_symbol_of_iteration(site, loop, LaneRows(0, packed=name), length), packed=name))
+        tokens.add(OneLane(Symbol(iteration_number, size or length), packed=name))
     neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
-    carry, rest = _settled(site, carry, once, counters, loop, neighbours)
+    carry, rest = _fixpoint(site, carry, run_body, counters, loop, neighbours)
     if (
         prover.refine is not None
         and all(isinstance(value.owner, Common) for value in operands)
         and not site.eqn.effects
     ):
-        # the same loop over the same arrays, wherever it stands
+        # two loops with one body over the same arrays have the same results
         key = ("scan", fingerprint(flatten(body), without=PLACES), length, params["reverse"], num_consts, num_carry)
-        known = [value.number for value in operands]
-        carry = [value.replace(number=prover.number((*key, k), *known)) for k, value in enumerate(carry)]
+        operand_numbers = [value.number for value in operands]
+        carry = [value.replace(number=prover.number((*key, k), *operand_numbers)) for k, value in enumerate(carry)]
     sources = [value.owner for value in xs if isinstance(value.owner, LaneRows) and value.owner.axis == 0]
     tiles = [value.fact for value in xs if isinstance(value.fact, Tiles) and value.fact.tiles == 0]
     lengths = [shape[:1] for shape in ir.shapes(body.jaxpr.outvars[num_carry:])]
     stacked = [
-        _tiled(site, value, loop, tiles, length, size) or _stacked(site, value, loop, sources, length)
+        _stacked_tiles(site, value, loop, tiles, length, size) or _stacked_output(site, value, loop, sources, length)
         for value, size in zip(rest, lengths, strict=True)
     ]
     return [*carry, *stacked]
 
 
-def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Value:
+def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Value:
     """Take one index along axis 0."""
     owner, step = value.owner, ("scan", loop)
     axis = axis_of(owner)
@@ -346,11 +359,11 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
         if isinstance(owner, LaneRows) and owner.order is not None:
             owner = site.mixed("a loop runs over rows in an order that depends on all lanes", REMEDY)
         elif isinstance(owner, LaneRows):
-            owner = OneLane(_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
+            owner = OneLane(_symbol_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
             owner = site.mixed("a loop runs over the rows of a pool", "loop over lanes, and index rows by the slot map")
     elif isinstance(value.fact, Tiles) and value.fact.tiles == 0 and not value.fact.rows.packed:
-        owner = LaneRows(0, split=(_of_tile(site, loop, value.fact, shape[0]),))
+        owner = LaneRows(0, split=(_symbol_of_tile(site, loop, value.fact, shape[0]),))
     elif axis is not None:
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
@@ -359,7 +372,7 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     if isinstance(value.fact, SegmentIds | NonPadding) and value.fact.axis == 0:
         layout = value.fact.layout
-        token = _of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
+        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=layout), shape[0])
         if isinstance(value.fact, SegmentIds):
             fact = LaneOfToken(token, layout, value.fact.padding)
         else:
@@ -367,22 +380,22 @@ def _taken(site: Site, value: Value, shape: tuple[int, ...], loop: Number) -> Va
     elif isinstance(value.fact, WithinLane) and value.fact == replace(
         value.fact, axis=0, shift=0, stride=1, window=None
     ):
-        token = _of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
+        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, LAYOUT_FACTS):
         fact = relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, intact, site.prover.versions.part_of(value.version))
 
 
-def _of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
+def _symbol_of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
     """Return the tile of an iteration."""
     return Symbol(site.prover.number(("tile", tiles.size, tiles.rows), loop), length)
 
 
-def _tiled(
+def _stacked_tiles(
     site: Site, value: Value, loop: Number, tiles: list[Tiles], length: int, shape: tuple[int, ...]
 ) -> Value | None:
-    """Stack the rows of each iteration's tile along a new axis 0; None for other values.
+    """Stack the rows of tiles along a new axis 0; None for other values.
 
     Args:
         tiles: of the arrays that the loop runs over.
@@ -390,15 +403,15 @@ def _tiled(
         shape: length of the first axis of the value; () for a scalar.
     """
     for fact in tiles:
-        tile = LaneRows(0, split=(_of_tile(site, loop, fact, length),))
+        tile = LaneRows(0, split=(_symbol_of_tile(site, loop, fact, length),))
         if value.owner == tile and shape == (fact.size,) and not fact.rows.packed:
             mixed = site.mixed("lanes are on two axes, tiles and their rows", "reshape both axes to one")
             return Value(mixed, range=value.range, fact=fact)
     return None
 
 
-def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
-    """The lane, or the token, whose turn an iteration is."""
+def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
+    """Return the lane, or the token, of an iteration."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
     if order is not None:
         form, operands = ("scan", layout, order.inverse), (loop, order.number)
@@ -407,7 +420,7 @@ def _of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symb
     return Symbol(site.prover.number(form, *operands), length)
 
 
-def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:
+def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:
     """Stack the value of each iteration along a new axis 0.
 
     Args:
@@ -415,11 +428,11 @@ def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows], le
         length: number of iterations.
     """
     owner, step = value.owner, ("scan", loop)
-    whole = None if value.intact is None else left(value.intact.view, step)
-    intact = None if value.intact is None or whole is None else UnchangedRows(value.intact.leaf, whole)
+    stacked_view = None if value.intact is None else left(value.intact.view, step)
+    intact = None if value.intact is None or stacked_view is None else UnchangedRows(value.intact.leaf, stacked_view)
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         for rows in (*sources, LaneRows(0, packed=owner.packed)):
-            lane = OneLane(_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)
+            lane = OneLane(_symbol_of_iteration(site, loop, rows, length), rows.split, owner.unreduced, rows.packed)
             if owner == lane:
                 return Value(replace(rows, axis=0, unreduced=owner.unreduced), range=value.range, intact=intact)
     if isinstance(owner, PoolRows):
@@ -428,7 +441,7 @@ def _stacked(site: Site, value: Value, loop: Number, sources: list[LaneRows], le
             return Value(site.mixed("the versions of a pool are stacked", "carry the pool through the loop"))
         owner = replace(owner, axis=owner.axis + 1, view=view)
         return Value(owner, intact=intact, version=site.prover.versions.put_together(value.version))
-    value = _outliving(site, value, loop)
+    value = _after_iteration(site, value, loop)
     owner, axis = value.owner, axis_of(value.owner)
     if axis is not None:
         owner = moved(owner, axis + 1)

@@ -13,14 +13,14 @@ from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
 
 def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
-    """Return the `Opaque` of a call that keeps its lanes apart; None where no entries fit.
+    """Return the `Opaque` of a call that keeps lanes separate; None if no entries fit.
 
-    A result succeeds the pool whose memory it takes. Any other result has an axis of the lanes if an operand has one:
-    that it is the same for every lane is never suggested, for the proof would believe it.
+    A result that aliases a pool succeeds the pool. Any other result has an axis of the lanes if an operand has one. The
+    function never suggests a shared result, because the proof would trust the declaration.
     """
     inputs = [_operand(site, value, shape) for value, shape in zip(operands, site.shapes, strict=True)]
     aliases: Mapping[int, int] = ir.aliases_of(site.eqn)
-    # aliases of a kernel count no lengths of its grid
+    # operand numbers in aliases of a kernel skip the lengths of its grid
     lengths = getattr(site.params.get("grid_mapping"), "num_dynamic_grid_bounds", 0)
     donors = {result: operand + lengths for operand, result in aliases.items()}
     lanes = site.prover.bound.lanes
@@ -45,7 +45,7 @@ def declaration_code(site: Site, operands: Sequence[Value]) -> str | None:
 
 
 def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
-    """Return the entry of an operand; None where no entry fits it."""
+    """Return the entry of an operand; None if no entry fits."""
     prover, owner, fact = site.prover, value.owner, value.fact
     if isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and len(shape) == 1):
         entry = prover.bound.inputs[fact.leaf].entry

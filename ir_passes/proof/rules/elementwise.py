@@ -1,6 +1,6 @@
-"""Operations whose result at a place depends on their operands at the same place.
+"""Elementwise operations: each result element depends on operand elements at its index.
 
-More than 300 lines: one rule for each operation with facts of its own.
+More than 300 lines: one rule for each operation with its own facts.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ from ir_passes.proof.views import View, entered, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
-    """Return the bounds of an integer result from those of its operands."""
+    """Return the bounds of an integer result from the bounds of its operands."""
     avals = [atom.aval for atom in site.eqn.invars]
     return interval(site.name, [value.range for value in operands], site.eqn.outvars[0].aval, avals)
 
@@ -56,7 +56,7 @@ def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
 
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
-    """Keep the bits; the last axis may come or go with the width of the dtype."""
+    """Keep the bits; a dtype of another width may add or drop the last axis."""
     owner = x.owner
     if axis_of(owner) is not None and axis_of(owner) == len(site.shape) != len(site.shapes[0]):
         owner = site.mixed("it joins the bits of different lanes", "make lanes another axis than the last")
@@ -67,7 +67,7 @@ _OWN_RULES = frozenset(
     "max min clamp mul add sub lt le gt ge div rem sign ne eq and or xor convert_element_type select_n".split()
 )
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
-"""Parameters of what is computed at each place."""
+"""Parameters of the computation on each element."""
 
 
 @rule(*(ELEMENTWISE - _OWN_RULES), ignores=_PLACE_BY_PLACE)
@@ -79,7 +79,10 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
 
 @rule("regularized_incomplete_beta")
 def until_all_converge(site: Site, *operands: Value) -> list[Value]:
-    """Join the owners; refuse several lanes, for which JAX runs one loop that ends when the last has converged."""
+    """Join the owners; refuse several lanes.
+
+    JAX runs one loop for all elements. The loop ends when the last element has converged.
+    """
     owner = combined(site, operands)
     if not isinstance(owner, Common | OneLane | Mixed):
         remedy = "write the continued fraction with a fixed number of terms"
@@ -89,31 +92,35 @@ def until_all_converge(site: Site, *operands: Value) -> list[Value]:
 
 @rule("max", "min", "clamp")
 def limit(site: Site, *operands: Value) -> list[Value]:
-    """Keep the value where its bounds lie within the limits."""
+    """Return the operand itself if its bounds are within the limits."""
     avals = [atom.aval for atom in site.eqn.invars]
-    # what nothing is known of is bounded by its dtype, and the result then by the limits
-    known = [value.range or dtype_range(aval) for value, aval in zip(operands, avals, strict=True)]
-    bounds = interval(site.name, known, site.eqn.outvars[0].aval, avals)
+    # a value without bounds is bounded by its dtype, so the limits bound the result
+    extent = [value.range or dtype_range(aval) for value, aval in zip(operands, avals, strict=True)]
+    bounds = interval(site.name, extent, site.eqn.outvars[0].aval, avals)
     for value, atom in zip(operands, site.eqn.invars, strict=True):
-        known = value.range or dtype_range(atom.aval)
-        if known is None or tuple(atom.aval.shape) != site.shape:
+        extent = value.range or dtype_range(atom.aval)
+        if extent is None or tuple(atom.aval.shape) != site.shape:
             continue
-        others = [other.range for other in operands if other is not value]
-        if None not in others and _within(site.name, known, others):
+        other_ranges = [other.range for other in operands if other is not value]
+        if None not in other_ranges and _is_within_limits(site.name, extent, other_ranges):
             return [value]
     return [Value(combined(site, operands), range=bounds)]
 
 
-def _within(name: str, known: tuple[int, int], others: list[Any]) -> bool:
+def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any]) -> bool:
+    """True if `max`, `min` or `clamp` cannot change a value with these bounds."""
     if name == "max":
-        return all(other[1] <= known[0] for other in others)
+        return all(other[1] <= extent[0] for other in other_ranges)
     if name == "min":
-        return all(other[0] >= known[1] for other in others)
-    return len(others) == 2 and others[0][1] <= known[0] and known[1] <= others[1][0]
+        return all(other[0] >= extent[1] for other in other_ranges)
+    return len(other_ranges) == 2 and other_ranges[0][1] <= extent[0] and extent[1] <= other_ranges[1][0]
 
 
 def _unchanged(site: Site, x: Value, y: Value, neutral: int) -> Value | None:
-    """Return the integers that an operation with its neutral element leaves as they are; None for other operands."""
+    """Return the integers that an operation with its neutral element does not change.
+
+    None for other operands.
+    """
     for k, (value, other) in enumerate(((x, y), (y, x))):
         if constant_of(other) == neutral and site.shapes[k] == site.shape:
             return value
@@ -123,16 +130,16 @@ def _unchanged(site: Site, x: Value, y: Value, neutral: int) -> Value | None:
 @rule("xor", "or")
 def either(site: Site, x: Value, y: Value) -> list[Value]:
     """Combine by or; zero changes nothing."""
-    same = _unchanged(site, x, y, 0)
-    return [same or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
+    unchanged = _unchanged(site, x, y, 0)
+    return [unchanged or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
 
 
 @rule("mul", reads="out_dtype")
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
-    """Multiply; a device's index times a constant counts the rows of the devices before it."""
-    same = _unchanged(site, x, y, 1)
-    if same is not None:
-        return [same]
+    """Multiply; a device's index times a constant is the number of rows on previous devices."""
+    unchanged = _unchanged(site, x, y, 1)
+    if unchanged is not None:
+        return [unchanged]
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
@@ -148,18 +155,18 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("add")
 def add(site: Site, x: Value, y: Value) -> list[Value]:
-    """Add; an offset within its row or page to the first element of a row or page is an element of that."""
-    same = _unchanged(site, x, y, 0)
-    if same is not None:
-        return [same]
+    """Add; the start of a row or page plus a smaller offset stays inside it."""
+    unchanged = _unchanged(site, x, y, 0)
+    if unchanged is not None:
+        return [unchanged]
     bounds, fact = bounds_of(site, (x, y)), None
     for row, offset in ((x, y), (y, x)):
         slots = row.fact
         if not isinstance(slots, SlotEntry) or slots.stride == 1 or offset.range is None or bounds is None:
             continue
-        # what is below row 0 may become a row
-        inside = offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride
-        if inside and "below" not in slots.alternatives:
+        # a number below row 0 may become a row
+        stays_inside = offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride
+        if stays_inside and "below" not in slots.alternatives:
             fact = replace(slots, spare=slots.spare + offset.range[1])
     fact = fact or page_tables.plus(x, y, bounds) or page_tables.plus(y, x, bounds)
     by = constant_of(y)
@@ -170,7 +177,7 @@ def add(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("sub")
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
-    """Subtract; a lane's row less the rows of the devices before is its place among this device's rows."""
+    """Subtract; a global row number minus the rows of previous devices is local."""
     if constant_of(y) == 0 and site.shapes[0] == site.shape:
         return [x]
     bounds, fact = bounds_of(site, (x, y)), None
@@ -197,26 +204,26 @@ def divide(site: Site, x: Value, y: Value) -> list[Value]:
 
 @rule("rem")
 def remainder(site: Site, x: Value, y: Value) -> list[Value]:
-    """Take the remainder, which is the value itself where it is below the divisor."""
+    """Take the remainder; a value below the divisor is unchanged."""
     bounds = bounds_of(site, (x, y))
-    below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
-    if below and site.shapes[0] == site.shape:
+    is_below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
+    if is_below and site.shapes[0] == site.shape:
         return [x]
-    # of floats zero by zero is nan
+    # for floats, the remainder of zero by zero is nan
     fact = RemainderOf(x.number) if is_integer(site.eqn.outvars[0].aval.dtype) else None
     return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
 
 
 @rule("sign")
 def sign(site: Site, x: Value) -> list[Value]:
-    """Take the sign and note of which value, for the rounding of integer divisions."""
+    """Take the sign and record its operand, for the rounding of integer divisions."""
     fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
     return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
 
 
 @rule("ne")
 def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
-    """Compare, and note what the result says about zero."""
+    """Compare, and record the fact about a comparison with zero."""
     fact = None
     if isinstance(x.fact, SignOf) and y.range == (1, 1):
         fact = Implies(x.fact.number, zero=True)
@@ -229,15 +236,18 @@ def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
-    """The fact of comparing the entries of a slot map with the null row; None for other comparisons."""
-    plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
-    least = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
-    return HasRow(x.number) if plain and least is not None and constant_of(y) == least else None
+    """Return the fact of comparing entries of a slot map with the null row.
+
+    None for other comparisons.
+    """
+    is_plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
+    bound = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
+    return HasRow(x.number) if is_plain and bound is not None and constant_of(y) == bound else None
 
 
 @rule("and")
 def both(site: Site, x: Value, y: Value) -> list[Value]:
-    """Combine by and: false where one operand says zero and the other not zero of the same value."""
+    """Combine by and; false if the operands contradict each other about zero."""
     bounds = bounds_of(site, (x, y))
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
@@ -245,33 +255,36 @@ def both(site: Site, x: Value, y: Value) -> list[Value]:
     for sign, other in ((x, y), (y, x)):
         if isinstance(sign.fact, Negative) and isinstance(other.fact, Implies) and bounds != (0, 0):
             if other.fact.compared == sign.fact.number and site.shapes[0] == site.shapes[1]:
-                return [sign]  # what is negative is not zero
+                return [sign]  # a negative number is not zero
     return [Value(combined(site, (x, y)), range=bounds)]
 
 
 @rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
 def convert(site: Site, x: Value) -> list[Value]:
-    """Convert: integers within bounds of the new dtype stay equal; other facts by the table of `survival`."""
+    """Convert; integers within the bounds of the new dtype do not change.
+
+    For other values the table of `survival` gives the fact.
+    """
     bounds = bounds_of(site, (x,))
-    before, after = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
-    owner = combined(site, (x,)) if before != after else x.owner
-    integers = is_integer(before) and is_integer(after)
-    if before == after or (integers and bounds is not None):
+    source, target = site.eqn.invars[0].aval.dtype, site.eqn.outvars[0].aval.dtype
+    owner = combined(site, (x,)) if source != target else x.owner
+    integers = is_integer(source) and is_integer(target)
+    if source == target or (integers and bounds is not None):
         wrapped = isinstance(x.fact, PlusConstant) and x.range is None
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
-    fact = outlives(x.fact, site.name, before, after)
+    fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=_converted(owner.view, before, after))
-    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted(x.intact.view, before, after))
+        owner = replace(owner, view=_converted_view(owner.view, source, target))
+    intact = None if x.intact is None else UnchangedRows(x.intact.leaf, _converted_view(x.intact.view, source, target))
     return [Value(owner, NONE, bounds, fact, intact)]
 
 
-def _converted(view: View, before: Any, after: Any) -> View:
-    """Return the view after a conversion; the opposite conversion undoes it if no bit was lost."""
-    again = left(view, ("widened", after, before))
-    if again is not None:
-        return again
-    return entered(view, ("widened" if reversible(before, after) else "narrowed", before, after))
+def _converted_view(view: View, source: Any, target: Any) -> View:
+    """Return the view after a conversion; the opposite conversion undoes a lossless one."""
+    restored = left(view, ("widened", target, source))
+    if restored is not None:
+        return restored
+    return entered(view, ("widened" if reversible(source, target) else "narrowed", source, target))
 
 
 @rule(
@@ -295,70 +308,83 @@ def identity(site: Site, *operands: Value) -> list[Value]:
 
 
 @rule("select_n")
-def select(site: Site, which: Value, *cases: Value) -> list[Value]:
-    """Return the case that the bounds of the predicate decide on; otherwise join all cases and the predicate."""
-    if which.range is not None and which.range[0] == which.range[1] and 0 <= which.range[0] < len(cases):
-        return [cases[which.range[0]]]
+def select(site: Site, predicate: Value, *cases: Value) -> list[Value]:
+    """Return one case if the bounds of the predicate select it.
+
+    Otherwise join all cases and the predicate.
+    """
+    if (
+        predicate.range is not None
+        and predicate.range[0] == predicate.range[1]
+        and 0 <= predicate.range[0] < len(cases)
+    ):
+        return [cases[predicate.range[0]]]
     if all(case.number == cases[0].number for case in cases):
-        return [cases[0].replace(owner=site.join(which.owner, *(case.owner for case in cases)))]
-    owner = combined(site, (which, *cases))
-    shared = isinstance(which.owner, Common) and site.shapes[0] == ()
+        return [cases[0].replace(owner=site.join(predicate.owner, *(case.owner for case in cases)))]
+    owner = combined(site, (predicate, *cases))
+    has_shared_scalar = isinstance(predicate.owner, Common) and site.shapes[0] == ()
     versions = {case.version for case in cases}
     if isinstance(owner, PoolRows):
         views = {case.owner.view if isinstance(case.owner, PoolRows) else None for case in cases}
-        if not shared or len(views) > 1:
+        if not has_shared_scalar or len(views) > 1:
             owner = site.unframed(owner)
-    bounds = _counted_from_end(site, which, cases) or hull(*(case.range for case in cases))
+    bounds = _counted_from_end(site, predicate, cases) or hull(*(case.range for case in cases))
     intact = cases[0].intact if all(case.intact == cases[0].intact for case in cases) else None
-    cases = packed_tokens.real_only(which, cases)
-    fact = _guarded(site, which, cases) or page_tables.chosen(site, which, cases)
+    cases = packed_tokens.real_only(predicate, cases)
+    fact = _guarded_slots(site, predicate, cases) or page_tables.chosen(site, predicate, cases)
     return [Value(owner, NONE, bounds, fact, intact, versions.pop() if len(versions) == 1 else None)]
 
 
-def _counted_from_end(site: Site, which: Value, cases: tuple[Value, ...]) -> Range | None:
-    """Bounds of `where(x < 0, x + c, x)`: of what is not negative, and of what is with c added; None for others.
+def _counted_from_end(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Range | None:
+    """Return the bounds of `where(x < 0, x + c, x)`; None for other selects.
 
-    numpy's remainder by a positive number is of this form, and so is an index that counts from the end of an axis.
+    The bounds join the numbers from 0 on and the negative numbers plus c. Two idioms have this form: numpy's remainder
+    by a positive number, and an index that counts from the end of an axis.
     """
     x, raised = cases[0], cases[1].fact if len(cases) == 2 else None
-    known = x.range or dtype_range(site.eqn.invars[1].aval)
-    if not isinstance(raised, PlusConstant) or known is None or raised.number != x.number:
+    bounds = x.range or dtype_range(site.eqn.invars[1].aval)
+    if not isinstance(raised, PlusConstant) or bounds is None or raised.number != x.number:
         return None
-    if which.fact != Negative(x.number) or site.shapes[0] != site.shape:
+    if predicate.fact != Negative(x.number) or site.shapes[0] != site.shape:
         return None
-    parts = [(max(0, known[0]), known[1])] if known[1] >= 0 else []
-    parts += [(known[0] + raised.by, min(known[1], -1) + raised.by)] if known[0] < 0 else []
+    parts = [(max(0, bounds[0]), bounds[1])] if bounds[1] >= 0 else []
+    parts += [(bounds[0] + raised.by, min(bounds[1], -1) + raised.by)] if bounds[0] < 0 else []
     return min(part[0] for part in parts), max(part[1] for part in parts)
 
 
-def _guarded(site: Site, which: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
-    """A slot, or for lanes that are switched off a row that no lane owns."""
+def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> SlotEntry | None:
+    """Return the fact of a slot map guarded by a select.
+
+    For lanes that are switched off, the select gives a row that no lane owns. None for other selects.
+    """
     slots = [case.fact for case in cases if isinstance(case.fact, SlotEntry)]
-    others = [case for case in cases if not isinstance(case.fact, SlotEntry)]
-    if not slots or not others or any(fact != slots[0] for fact in slots):
+    other_cases = [case for case in cases if not isinstance(case.fact, SlotEntry)]
+    if not slots or not other_cases or any(fact != slots[0] for fact in slots):
         return None
     entry = site.prover.bound.inputs[slots[0].leaf].entry
     assert isinstance(entry, SlotMap)
-    alternatives = {_owned_by_none(case, entry, slots[0].stride) for case in others}
-    # `offset` is subtracted from the other rows, too: a row of this device's count is another row on each device
+    alternatives = {_unowned_kind(case, entry, slots[0].stride) for case in other_cases}
+    # `offset` is subtracted from the replacement, too; so a fixed replacement is a different row on each device
     if None in alternatives or (alternatives - {"past"} and slots[0].offset is not None):
         return None
     picks = tuple(isinstance(case.fact, SlotEntry) for case in cases)
-    before = () if slots[0].guard is None else (slots[0].guard,)
-    guard = site.prover.number(("guard", picks, len(before)), which.number, *before)
-    within = [case.range[1] for case in others if case.range is not None and case.range[1] < slots[0].stride]
-    spare = max(slots[0].spare, *within, 0)  # of elements of the null row, too
-    where = which.fact if site.shapes[0] == site.shape and len(cases) == 2 else None
-    non_null = slots[0].non_null or where == HasRow(cases[1].number)
+    previous_guards = () if slots[0].guard is None else (slots[0].guard,)
+    guard = site.prover.number(("guard", picks, len(previous_guards)), predicate.number, *previous_guards)
+    offsets = [case.range[1] for case in other_cases if case.range is not None and case.range[1] < slots[0].stride]
+    spare = max(slots[0].spare, *offsets, 0)  # of elements of the null row, too
+    predicate_fact = predicate.fact if site.shapes[0] == site.shape and len(cases) == 2 else None
+    non_null = slots[0].non_null or predicate_fact == HasRow(cases[1].number)
     alternatives = slots[0].alternatives.union(filter(None, alternatives))
     return replace(slots[0], guard=guard, alternatives=alternatives, spare=spare, non_null=non_null)
 
 
-def _owned_by_none(row: Value, entry: SlotMap, stride: int) -> str | None:
-    """Return the kind of a row that no lane owns, as in `SlotEntry.alternatives`; None for a row that a lane may own.
+def _unowned_kind(row: Value, entry: SlotMap, stride: int) -> str | None:
+    """Return the kind of a row that no lane owns, as in `SlotEntry.alternatives`.
+
+    None for a row that a lane may own.
 
     Args:
-        stride: of the elements from one row to the next.
+        stride: number of elements from one row to the next.
     """
     if row.range is None:
         return None

@@ -1,6 +1,6 @@
 """Reads and writes at run-time indices: gather, scatter, dynamic slices.
 
-More than 300 lines: reads and writes share how an index is understood.
+More than 300 lines: reads and writes share the interpretation of indices.
 """
 
 import math
@@ -41,26 +41,27 @@ from ir_passes.proof.values import (
 )
 from ir_passes.proof.violations import ViolationKind
 
-_OWN = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
+_OWN_ELEMENTS = "let each lane index its own elements (vmap over lanes, take_along_axis), and pools by the slot map"
 
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
-"""unique_indices is ignored: if indices repeat after all, a lane writes twice to its own place, and either wins."""
+"""unique_indices is ignored: if indices repeat, a lane writes twice to its own element, and one of the writes wins."""
 
 
 @rule("gather", reads=f"{_READS} fill_value slice_sizes", ignores=_IGNORES, accepts={"mode": MODES})
 def gather(site: Site, operand: Value, indices: Value) -> list[Value]:
-    """Read windows at given places."""
+    """Read windows at the indices."""
     return [_read(site, operand, of_gather(site, indices))]
 
 
 @rule("dynamic_slice", reads="slice_sizes")
 def dynamic_slice(site: Site, operand: Value, *starts: Value) -> list[Value]:
-    """Read a window whose start is clamped."""
+    """Read a window at a clamped start."""
     return [_read(site, operand, of_slice(site, starts, site.shape))]
 
 
 def _read(site: Site, operand: Value, access: Access) -> Value:
+    """Return the value of a read."""
     check_position(site, operand, access)
     fault = unsorted(site, access)
     if fault is not None:
@@ -70,11 +71,11 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         return pool_rows.read(site, operand, access)
     _check_captured(site, operand, access)
     owner = _read_owner(site, operand, access)
-    picked = (
+    picked_axis = (
         operand.owner.axis if isinstance(operand.owner, LaneRows) and operand.owner.axis in access.columns else None
     )
-    paired = isinstance(operand.owner, Common) and access.paired and disordered(owner)
-    if paired or access.reveals_places(owner, without=picked):
+    pairs_disordered = isinstance(operand.owner, Common) and access.paired and disordered(owner)
+    if pairs_disordered or access.reveals_places(owner, without=picked_axis):
         owner = site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     bounds, fills = operand.range, access.drops and not access.all_inside()
     if fills:
@@ -88,8 +89,8 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     if isinstance(fact, SlotEntry | PageEntry) and packed_tokens.entries_of_padding(access):
         fact = replace(fact, alternatives=fact.alternatives | {"last"})
     fact = fact or packed_tokens.at_token(site, operand, access)
-    whole = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
-    if whole and (not access.columns or not access.drops):
+    reads_all = access.sizes == access.full and not access.paired and access.scalar and site.shape == access.full
+    if reads_all and (not access.columns or not access.drops):
         return operand.replace(owner=owner)
     if (
         len(access.full) == 1
@@ -99,32 +100,38 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
         and isinstance(operand.fact, Iota | Permuted)
         and isinstance(access.columns.get(0, operand).fact, Permuted)
     ):
-        fact = _composed(operand.fact, access.columns[0])
+        fact = _composed_fact(operand.fact, access.columns[0])
         if isinstance(fact, Iota):
             return Value(COMMON, range=operand.range, fact=fact)
     intact = (
         None if operand.intact is None else UnchangedRows(operand.intact.leaf, access.taken(operand.intact.view, -1))
     )
-    number = _reordered(site, operand, access)
+    number = _permuted_number(site, operand, access)
     return Value(owner, number, bounds, fact, intact)
 
 
 def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | None:
-    """The fact of entries of a slot map by token, and for padding a fill value that is no lane's row."""
+    """Return the fact of slot map entries by token, with a fill value at padding.
+
+    None if the fill value may be a lane's row.
+    """
     fact, filler = operand.fact, site.params.get("fill_value")
     assert isinstance(fact, SlotEntry)
     entry = site.prover.bound.inputs[fact.leaf].entry
     if not isinstance(filler, int) or not isinstance(entry, SlotMap):
         return None
     kind = "past" if filler >= entry.size * fact.stride else "below" if filler < 0 else None
-    before = () if fact.guard is None else (fact.guard,)
-    form = "filled", filler, len(before)
-    guard = site.prover.number(form, *before, *(value.number for value in access.columns.values()))
+    previous_guards = () if fact.guard is None else (fact.guard,)
+    form = "filled", filler, len(previous_guards)
+    guard = site.prover.number(form, *previous_guards, *(value.number for value in access.columns.values()))
     return None if kind is None else replace(fact, guard=guard, alternatives=fact.alternatives | {kind})
 
 
 def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
-    """The fact of entries of a page table that are picked by any index: entries of the same lane, or a fill value."""
+    """Return the fact of page table entries at any index.
+
+    They are entries of the same lane, or a fill value. None if the fill value may be a lane's page.
+    """
     fact, filler = operand.fact, site.params.get("fill_value")
     assert isinstance(fact, PageEntry)
     if not fills:
@@ -135,8 +142,11 @@ def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | N
     return None if kind is None else replace(fact, alternatives=fact.alternatives | {kind})
 
 
-def _reordered(site: Site, operand: Value, access: Access) -> Number:
-    """The value number of all entries of a vector in another order, noted to have as many of each; 0 for others."""
+def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
+    """Return the value number of a permuted vector; 0 for other reads.
+
+    The prover records that the permuted vector has equal counts of each element.
+    """
     index = access.columns.get(0)
     order = index.fact if index is not None and len(access.full) == 1 and not access.window else None
     if not isinstance(order, Permuted) or order.div != 1 or site.shape != access.full or not access.inside(0):
@@ -147,7 +157,10 @@ def _reordered(site: Site, operand: Value, access: Access) -> Number:
 
 
 def _check_captured(site: Site, operand: Value, access: Access) -> None:
-    """Report a constant that is indexed by row numbers: such an array is an operand of the step."""
+    """Report a constant with an index by row numbers.
+
+    Such an array must be an operand of the step.
+    """
     slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
     if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
         path = site.prover.bound.inputs[slots[0].leaf].path
@@ -155,8 +168,11 @@ def _check_captured(site: Site, operand: Value, access: Access) -> None:
         site.report(ViolationKind.CONSTANT, message, "make the array an argument of the step")
 
 
-def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """Return the fact that holds of order(other(r)) where one undoes the other or counts up."""
+def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
+    """Return the fact of outer(inner(r)) if one undoes the other, or one counts up.
+
+    None for other compositions.
+    """
     inner = index.fact
     if not isinstance(inner, Permuted) or inner.div != 1:
         return None
@@ -168,6 +184,7 @@ def _composed(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
 
 
 def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
+    """Return the owner of a read from an array without a slot map."""
     rows = operand.owner
     if not isinstance(rows, LaneRows):
         return site.join(rows, access.owners(site))
@@ -177,15 +194,15 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     if access.whole(axis):
         return site.join(moved(rows, access.window[axis]), access.owners(site))
     if axis not in access.columns:
-        first = OneLane(rows.start, rows.split, packed=rows.packed) if access.full[axis] == 1 else rows
-        at = access.window.get(axis, 0)
-        cut = part(site, moved(first, at), at, 0, access.sizes[axis], access.full[axis])
-        return site.join(cut, access.owners(site))
-    return site.join(_picked(site, rows, access), access.owners(site, without=axis))
+        moved_rows = OneLane(rows.start, rows.split, packed=rows.packed) if access.full[axis] == 1 else rows
+        window_axis = access.window.get(axis, 0)
+        part_owner = part(site, moved(moved_rows, window_axis), window_axis, 0, access.sizes[axis], access.full[axis])
+        return site.join(part_owner, access.owners(site))
+    return site.join(_selected_rows(site, rows, access), access.owners(site, without=axis))
 
 
-def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
-    """Return the owner of the rows that an index picks along the axis of the lanes."""
+def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
+    """Return the owner of the rows that an index selects along the lanes' axis."""
     index, axis = access.columns[rows.axis], rows.axis
     by_token = packed_tokens.picked(site, rows, access)
     if by_token is not None:
@@ -195,20 +212,20 @@ def _picked(site: Site, rows: LaneRows, access: Access) -> Owner:
         return lane
     if access.sizes[axis] == 1 and access.inside(axis):
         if isinstance(index.fact, Iota) and (rows.order is None or index.fact.div == 1):
-            at = access.index_axes[index.fact.axis]
-            return replace(rows, axis=at, inner=rows.inner * index.fact.div, unreduced=())
+            index_axis = access.index_axes[index.fact.axis]
+            return replace(rows, axis=index_axis, inner=rows.inner * index.fact.div, unreduced=())
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
     if isinstance(index.owner, Mixed) and index.fact is None:
         return index.owner  # the fault is where the index was made
-    return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN)
+    return site.mixed(f"an index picks elements along axis {axis}, which holds different lanes", _OWN_ELEMENTS)
 
 
 @rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
 def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Write windows at given places; an iota written at the places of a permutation gives its inverse.
+    """Write windows at the indices; an iota written by a permutation gives its inverse.
 
-    With a function of its own (`scatter_apply`) it changes what is there, and the updates are not used.
+    `scatter_apply` has a function that changes the present elements; it does not use the updates.
     """
     access = of_scatter(site, indices)
     if site.params["update_jaxpr"] is not None:
@@ -229,16 +246,18 @@ def scatter(site: Site, operand: Value, indices: Value, updates: Value) -> list[
     accepts={"mode": MODES, "update_consts": ((),)},
 )
 def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value) -> list[Value]:
-    """Combine windows with the elements at given places."""
+    """Combine windows with the elements at the indices."""
     access = of_scatter(site, indices)
     result = _write(site, operand, updates, access, replaces=False)
     column = access.columns.get(0)
     if site.name != "scatter-add" or access.sizes != (1,) or column is None:
         return [result]
-    # an index adds at its own place or, beyond the end, nowhere
-    placed = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)
-    counts = placed and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
-    if counts and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
+    # an index adds at its own element; past the end it adds nothing
+    is_in_place = access.inside(0) or (access.drops and column.range is not None and column.range[0] >= 0)
+    counts_keys = (
+        is_in_place and operand.range == (0, 0) and updates.range == (1, 1) and isinstance(column.owner, LaneRows)
+    )
+    if counts_keys and fits(site.eqn.outvars[0].aval, math.prod(access.index_shape)):
         key = site.prover.same_counts.get(column.number, column.number)
         return [result.replace(fact=Counts(key, every=access.inside(0)))]
     return [result]
@@ -246,11 +265,12 @@ def scatter_combined(site: Site, operand: Value, indices: Value, updates: Value)
 
 @rule("dynamic_update_slice")
 def dynamic_update_slice(site: Site, operand: Value, updates: Value, *starts: Value) -> list[Value]:
-    """Write a window whose start is clamped."""
+    """Write a window at a clamped start."""
     return [_write(site, operand, updates, of_slice(site, starts, site.shapes[1]), replaces=True)]
 
 
 def _write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
+    """Return the array after a write."""
     check_position(site, operand, access)
     fault = unsorted(site, access)
     if fault is not None:
@@ -258,43 +278,43 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     if isinstance(operand.owner, PoolRows):
         bounds_note(site, operand, access, operand.owner.axis)
         return pool_rows.write(site, operand, updates, access, replaces)
-    once = not access.index_axes and len(access.window) == len(access.full)
-    if access.sizes == access.full and replaces and not access.columns and once:
+    is_single_write = not access.index_axes and len(access.window) == len(access.full)
+    if access.sizes == access.full and replaces and not access.columns and is_single_write:
         return updates
-    owner = site.join(operand.owner, _written(site, operand.owner, updates, access))
+    owner = site.join(operand.owner, _updates_owner(site, operand.owner, updates, access))
     intact = operand.intact
-    if intact is not None and not access.all_outside() and not _to_active_lane(operand.owner, access):
+    if intact is not None and not access.all_outside() and not _writes_active_lane(operand.owner, access):
         intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))
 
 
-def _to_active_lane(owner: Owner, access: Access) -> bool:
-    """Whether a write changes the row of an active lane only."""
+def _writes_active_lane(owner: Owner, access: Access) -> bool:
+    """True if a write changes the row of an active lane only."""
     if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
         return False
     index = access.columns.get(owner.axis)
     return index is not None and isinstance(index.fact, ActiveLane) and access.sizes[owner.axis] == 1
 
 
-def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
+def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:
     """Return the owner of the updates, in dimensions of the operand."""
-    special = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
-    in_order = None if special is None else _put_in_order(site, updates, access, special)
+    permuted_dim = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
+    in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
-    if access.reveals_places(owner) or _put_by_place(operand, updates, access):
+    if access.reveals_places(owner) or _addresses_positions(operand, updates, access):
         return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     if result is not None:
         return result
     if isinstance(owner, OneLane):
-        return _one_row(site, operand, owner, access)
+        return _owner_of_one_row(site, operand, owner, access)
     by_lane = packed_tokens.put(site, owner, updates, access) if isinstance(owner, LaneRows) else None
     if by_lane is not None:
         return by_lane
     if not isinstance(owner, LaneRows | PoolRows):
         return owner
-    for dim, at in (*access.paired.items(), *access.window.items()):
-        if at == owner.axis:
+    for dim, window_axis in (*access.paired.items(), *access.window.items()):
+        if window_axis == owner.axis:
             if dim in access.paired or access.whole(dim):
                 return moved(owner, dim)
             return site.mixed(
@@ -308,17 +328,17 @@ def _written(site: Site, operand: Owner, updates: Value, access: Access) -> Owne
         if isinstance(value.fact, SlotEntry | PageEntry) and not isinstance(owner, PoolRows):
             message = "an array that is no pool is indexed by slot"
             return site.mixed(message, "index arrays of one step by lane", ViolationKind.WRONG_ROW)
-    return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN)
+    return site.mixed("lanes write to places that depend on their data, in an array that all lanes see", _OWN_ELEMENTS)
 
 
-def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:
-    """Return the owners of the updates, and of the rows after a permutation has put each update in its place.
+def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int) -> tuple[LaneRows, Owner] | None:
+    """Return the owners of the updates and of the rows after a write by permutation.
 
     Args:
         site: the write.
         updates: the rows.
         access: of the write.
-        dim: dimension of the operand whose index is the permutation; no other index may depend on all lanes.
+        dim: dimension of the operand with the permutation as index; no other index may depend on all lanes.
     """
     order = access.columns[dim].fact
     assert isinstance(order, Permuted)
@@ -335,22 +355,22 @@ def _put_in_order(site: Site, updates: Value, access: Access, dim: int) -> tuple
     return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
 
 
-def _put_by_place(operand: Owner, updates: Value, access: Access) -> bool:
-    """Whether rows in an order that depends on all lanes are written by the place where they lie.
+def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool:
+    """True if a write addresses rows by position and their order depends on all lanes.
 
-    Some of them alone, or each with something else, or at another index.
+    Such a write changes some of the rows, writes different values to them, or uses another index.
     """
     if not isinstance(operand, LaneRows) or operand.order is None:
         return False
-    at = access.paired.get(operand.axis, access.window.get(operand.axis))
-    if at is None or not (operand.axis in access.paired or access.whole(operand.axis)):
+    window_axis = access.paired.get(operand.axis, access.window.get(operand.axis))
+    if window_axis is None or not (operand.axis in access.paired or access.whole(operand.axis)):
         return True
-    apart = operand.axis in access.paired and access.reveals_places(operand)
-    return apart or reveals_places(updates, access.window_shape, at)
+    splits_rows = operand.axis in access.paired and access.reveals_places(operand)
+    return splits_rows or reveals_places(updates, access.window_shape, window_axis)
 
 
-def _one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
-    """Return the owner after one lane's values are written to its own row of an array of lanes."""
+def _owner_of_one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:
+    """Return the owner after a lane writes its own row of an array of lanes."""
     for dim in access.columns:
         rows = operand if isinstance(operand, LaneRows) else LaneRows(dim)
         if access.sizes[dim] == 1 and packed_tokens.loop_token(site, rows, access, dim) == owner:
@@ -363,10 +383,10 @@ def _one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owne
     if not isinstance(operand, Common):
         return owner
     for dim, index in access.columns.items():
-        blank = LaneRows(dim, split=owner.split, packed=owner.packed)
-        lane = lane_at(access, dim, blank) if access.sizes[dim] == 1 else None
-        # a constant place is a lane's where the axis has one for each
-        counted = owner.split or access.full[dim] == site.prover.bound.lanes
-        if lane == owner and (isinstance(owner.lane, Symbol) or (index.range is not None and counted)):
-            return blank
+        lane_rows = LaneRows(dim, split=owner.split, packed=owner.packed)
+        lane = lane_at(access, dim, lane_rows) if access.sizes[dim] == 1 else None
+        # a constant index is a lane if the axis has one index per lane
+        has_lane_count = owner.split or access.full[dim] == site.prover.bound.lanes
+        if lane == owner and (isinstance(owner.lane, Symbol) or (index.range is not None and has_lane_count)):
+            return lane_rows
     return owner

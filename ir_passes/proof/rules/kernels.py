@@ -1,4 +1,4 @@
-"""Kernels that are read: what their plain programs have beside plain operations."""
+"""Special operations in the plain programs of kernels that the proof reads."""
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import LaneRows
@@ -10,7 +10,7 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule("uninitialized", reads="dtype shape")
 def uninitialized(site: Site) -> list[Value]:
-    """Let memory that nobody has written hold what any lane has left there."""
+    """Refuse uninitialised memory: it may hold data of any lane."""
     return [
         Value(
             site.mixed(
@@ -26,12 +26,12 @@ def uninitialized(site: Site) -> list[Value]:
 
 @rule("kernel_padding", reads="dim", ignores="size")
 def kernel_padding(site: Site, array: Value) -> list[Value]:
-    """Take foreign memory behind the rows of all lanes for rows of no lane.
+    """Treat foreign memory after the rows of all lanes as rows of no lane.
 
-    Rows 0 to N - 1 of the result are those of the operand, one for each lane in order. The rows behind them hold
-    anything. They are rows N and more of an owner `LaneRows(axis)` from lane 0, which are no lane's: every rule keeps
-    row i of a result from the other rows, and no output has rows from N on. So the rows of the lanes do not depend on
-    them. Elsewhere, as along the channels of a row or behind a shared array, the memory may be another lane's.
+    Rows 0 to N - 1 of the result are the operand's rows, one for each lane in order. The rows from N on are
+    unspecified. In an owner `LaneRows(axis)` from lane 0 they belong to no lane: every rule keeps row i of a result
+    independent of other rows, and no output has rows from N on. So the rows of the lanes do not depend on them. At
+    other positions, for example along the channels of a row or after a shared array, the memory may be another lane's.
     """
     owner, lanes = array.owner, site.prover.bound.lanes
     dim = site.params["dim"]
@@ -50,20 +50,21 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
 
 @rule("kernel_index", reads="bound")
 def kernel_index(site: Site, index: Value) -> list[Value]:
-    """Show that an index of a kernel is in bounds: nothing clamps it."""
+    """Check that an index of a kernel is in bounds: no operation clamps it."""
     bound = site.params["bound"]
     span = index.range or _span(site, index)
     if span is None or span[0] < 0 or span[1] >= bound:
-        known = "nothing is known of it" if span is None else f"it is in [{span[0]}, {span[1]}]"
+        bounds_text = "nothing is known of it" if span is None else f"it is in [{span[0]}, {span[1]}]"
         site.report(
             ViolationKind.BOUNDS,
-            f"an index of a kernel is not shown to be in [0, {bound}): {known}",
+            f"an index of a kernel is not shown to be in [0, {bound}): {bounds_text}",
             "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step",
         )
     return [index]
 
 
 def _span(site: Site, index: Value) -> tuple[int, int] | None:
+    """Return the bounds of a slot map or page table entry; None otherwise."""
     fact = index.fact
     if not isinstance(fact, SlotEntry | PageEntry) or fact.alternatives or (fact.stride, fact.spare) != (1, 0):
         return None

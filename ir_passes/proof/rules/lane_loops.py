@@ -1,7 +1,7 @@
 """Loops with a stop for each lane, and loops over active lanes.
 
-The number of iterations of `while any(active)` depends on all lanes, and the results do not: a lane's values stay as
-they are once its own condition is false, and then its condition stays false.
+The number of iterations of `while any(active)` depends on all lanes. The results do not: once the condition of a lane
+is false, its values do not change, and its condition stays false.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def stops_by_lane(
     inner: Sequence[Value],
     carry: Sequence[Value],
 ) -> bool:
-    """Return True if every carry of a loop is unchanged in lanes with a false condition.
+    """True if lanes with a false condition keep every carry of a loop.
 
     Args:
         prover: after the loop has settled.
@@ -34,7 +34,7 @@ def stops_by_lane(
         carry: values of the carries.
     """
     condition, body = flatten(condition), flatten(body)
-    active = _any_of(condition.jaxpr, condition.jaxpr.outvars[0])
+    active = _tested_array(condition.jaxpr, condition.jaxpr.outvars[0])
     if active is None:
         return False
     carry = [value.replace(number=prover.fresh()) for value in carry]
@@ -43,7 +43,7 @@ def stops_by_lane(
             interpret(prover, program.jaxpr, [prover.constant(c) for c in program.consts], [*consts, *carry])
     flags = _opposites(prover, condition.jaxpr, *active)
     env, carries = prover.values[body.jaxpr], body.jaxpr.invars[len(inner) :]
-    return all(_stays(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
+    return all(_keeps_carry(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
 
 
 def counter_of(
@@ -51,8 +51,9 @@ def counter_of(
 ) -> tuple[int, Value] | None:
     """Return the index of a carry that counts iterations, and its bound; None without one.
 
-    It begins at 0 or above, each iteration adds 1, and the condition is that it is below the bound. So it is below the
-    bound in every iteration; below the number of active lanes, it is the number of an active lane.
+    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with the bound. So the carry is
+    below the bound in every iteration. If the bound is the number of active lanes, the carry is the number of an active
+    lane.
 
     Args:
         condition, body: programs of the loop.
@@ -79,14 +80,14 @@ def counter_of(
 
 
 def _unconverted(jaxpr: Any, atom: Any) -> Any:
-    """Return the value under a conversion to its own dtype, which changes its weak type only."""
+    """Return the operand of a conversion that changes the weak type only."""
     eqn = maker(jaxpr, atom)
     if eqn is None or eqn.primitive.name != "convert_element_type":
         return atom
     return eqn.invars[0] if ir.dtype_of(eqn.invars[0]) == ir.dtype_of(atom) else atom
 
 
-def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
+def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     """Return an array and a truth value if a condition tests any element for it."""
     eqn, negated = maker(jaxpr, atom), False
     if eqn is not None and eqn.primitive.name == "not":
@@ -94,8 +95,8 @@ def _any_of(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     if eqn is None or eqn.primitive.name != ("reduce_and" if negated else "reduce_or"):
         return None
     (var,) = eqn.invars
-    whole = len(eqn.params["axes"]) == len(var.aval.shape)
-    return (var, not negated) if whole and not isinstance(var, ir.Literal) else None
+    reduces_all = len(eqn.params["axes"]) == len(var.aval.shape)
+    return (var, not negated) if reduces_all and not isinstance(var, ir.Literal) else None
 
 
 def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number, bool]:
@@ -108,7 +109,7 @@ def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number,
     return flags
 
 
-def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
+def _keeps_carry(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
     """Return True if a result of the body is the carry in inactive lanes."""
     if out is carry:
         return True
@@ -120,8 +121,8 @@ def _stays(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool])
         return carry in eqn.invars and when == (eqn.primitive.name == "and")
     if eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
         return False
-    which, *cases = eqn.invars
-    number = _source(body, env, which)
+    predicate, *cases = eqn.invars
+    number = _source(body, env, predicate)
     return number is not None and number in flags and cases[not flags[number]] is carry
 
 

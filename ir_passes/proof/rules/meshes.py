@@ -1,4 +1,4 @@
-"""Programs over a mesh of devices: what goes into a shard_map, and what comes out of it."""
+"""Programs over a mesh of devices: operands and results of a shard_map."""
 
 import math
 from collections.abc import Hashable
@@ -18,35 +18,38 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule("axis_index", reads="axis_name")
 def axis_index(site: Site, *_: Value) -> list[Value]:
-    """Return a device's place in the mesh: shared by its lanes, but devices may pick different lanes by it."""
+    """Return a device's index in the mesh.
+
+    The lanes of a device share it, but devices may select different lanes by it.
+    """
     axes = mesh.axes_of(site.eqn)
     site.prover.device_varying.update(axes)
-    # one number for each program of a device: meshes may have axes of one name, and other places along them
-    here = tuple(id(eqn) for eqn in site.prover.callers if eqn.primitive.name == "shard_map")
-    number = site.prover.number(("axis_index", axes, here))
+    # one number for each program of a device: meshes may have axes of one name with different indices
+    callers = tuple(id(eqn) for eqn in site.prover.callers if eqn.primitive.name == "shard_map")
+    number = site.prover.number(("axis_index", axes, callers))
     bounds = 0, site.prover.devices_along(axes) - 1
     return [Value(COMMON, number, bounds, DeviceOffset(*axes) if len(axes) == 1 else None)]
 
 
 @rule("shard_map", reads="check_vma in_specs jaxpr mesh newly_manual_axes out_specs")
 def shard_map(site: Site, *operands: Value) -> list[Value]:
-    """Interpret the program of one device; lanes that are split over devices are counted within one."""
+    """Interpret the program of one device; split lanes are counted within the device."""
     body, manual = ir.closed(site.params["jaxpr"]), site.params["newly_manual_axes"]
-    # axes that stay automatic split nothing here: their arrays are whole in the program of one device
+    # automatic axes split nothing here: the program of one device has the full arrays
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
-    if any(_whole_somewhere(spec, devices) for spec in site.params["in_specs"]):
+    if any(_is_replicated(spec, devices) for spec in site.params["in_specs"]):
         site.prover.assumed.add(Assumption.REPLICATED_ARGUMENTS.statement())
     if not site.params["check_vma"]:
         site.prover.notes.add(Note.REPLICATED_RESULTS.statement())
     inputs = [
-        _sharded(site, value, shape, Split.of(spec, devices))
+        _device_part(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
     with site.prover.on(devices, bool(site.params["check_vma"])):
         results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
-        _put_together(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
+        _joined_parts(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
         for value, var, spec in zip(results, site.eqn.outvars, site.params["out_specs"], strict=True)
     ]
 
@@ -65,7 +68,7 @@ class Split:
 
     @classmethod
     def of(cls, spec: Any, devices: dict[str, int]) -> "Split":
-        """Make the split of a partition specification; an axis of the mesh with one device splits nothing."""
+        """Return the split of a partition specification, without mesh axes of one device."""
         named = {axis: (names,) if isinstance(names, str) else names for axis, names in enumerate(spec) if names}
         split = {axis: tuple(str(name) for name in names if devices[name] > 1) for axis, names in named.items()}
         return cls({axis: names for axis, names in split.items() if names}, devices)
@@ -76,18 +79,21 @@ class Split:
 
     @property
     def step(self) -> tuple[Hashable, ...]:
-        """The taking of a device's part, as a step of a view."""
+        """Return the step of a view that takes a device's part."""
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
 
 
-def _whole_somewhere(spec: Any, devices: dict[str, int]) -> bool:
-    """Whether several devices have the same part of an array, or all of it."""
+def _is_replicated(spec: Any, devices: dict[str, int]) -> bool:
+    """True if several devices have the same part of an array, or all of it."""
     named = {name for names in Split.of(spec, devices).axes.values() for name in names}
     return any(size > 1 and name not in named for name, size in devices.items())
 
 
-def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
-    """Return a device's part of an operand, with a new value number unless it is whole: parts need not be equal."""
+def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
+    """Return a device's part of an operand.
+
+    A part has a new value number, because parts may differ.
+    """
     owner, axis, intact = value.owner, axis_of(value.owner), value.intact
     if axis is not None and axis in split.axes:
         if isinstance(owner, PoolRows):
@@ -98,48 +104,48 @@ def _sharded(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> 
                 return Value(site.mixed("a part of a pool's rows is split over devices once more", "split rows once"))
             owner = replace(owner, split=split.axes[axis])
         if isinstance(owner, LaneRows):
-            each, rest = divmod(site.prover.bound.lanes, split.parts(axis))
-            whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
+            lanes_per_device, rest = divmod(site.prover.bound.lanes, split.parts(axis))
+            is_whole = rest == 0 and shape[axis] == site.prover.bound.lanes * owner.inner
             if owner.packed:
                 message = f"packed tokens are split over devices along {', '.join(split.axes[axis])}"
                 return Value(site.mixed(f"{message}, and the layout counts all of them", page_tables.EACH_RANK))
-            if owner.order is not None or owner.start or owner.split or owner.unreduced or not whole:
+            if owner.order is not None or owner.start or owner.split or owner.unreduced or not is_whole:
                 remedy = "split all of them, in order"
                 return Value(site.mixed("some lanes, or lanes out of order, are split over devices", remedy))
             names = split.axes[axis]
-            owner = OneLane(0, names) if each == 1 else LaneRows(axis, owner.inner, 0, None, names)
+            owner = OneLane(0, names) if lanes_per_device == 1 else LaneRows(axis, owner.inner, 0, None, names)
     if isinstance(owner, Common):
         site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
         intact = None if intact is None else UnchangedRows(intact.leaf, entered(intact.view, split.step))
         owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
-    whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
-    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or whole else None
+    is_whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
+    fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or is_whole else None
     if isinstance(fact, SlotEntry) and fact.offset is not None:
-        fact = None  # places along an axis of another mesh
+        fact = None  # row numbers local to devices of another mesh
     number = site.prover.fresh() if split.axes else value.number
     return Value(owner, number, value.range, fact, intact, value.version)
 
 
-def _put_together(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
+def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
     """Put a result together from the parts of all devices.
 
     Args:
         shape: of the result.
-        mark: numbers from here on are of values inside.
+        mark: value numbers from `mark` on belong to values inside the shard_map.
     """
-    owner, intact = _gathered(site, value.owner, shape, split, mark), value.intact
+    owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact
     if split.axes:
         if intact is not None:
-            back = left(intact.view, split.step)
-            intact = None if back is None else UnchangedRows(intact.leaf, back)
+            full_view = left(intact.view, split.step)
+            intact = None if full_view is None else UnchangedRows(intact.leaf, full_view)
         if isinstance(owner, PoolRows):
-            back = left(owner.view, split.step)
-            owner = replace(site.unframed(owner) if back is None else replace(owner, view=back), split=())
+            full_view = left(owner.view, split.step)
+            owner = replace(site.unframed(owner) if full_view is None else replace(owner, view=full_view), split=())
     return Value(owner, range=value.range, intact=intact, version=value.version)
 
 
-def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
+def _owner_of_result(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, mark: int) -> Owner:
     """Return the owner of a shard_map's result over all devices."""
     over = ", ".join(getattr(owner, "split", ())) or "devices"
     message = f"a result that differs between lanes, which are split over {over}, is not put together so"
@@ -149,9 +155,9 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
         message = f"a row that one device along {axes} has leaves the devices before it is summed over them"
         return site.mixed(message, "sum it by lax.psum", ViolationKind.COLLECTIVE)
     if isinstance(owner, LaneRows):
-        inside = owner.order is not None and owner.order.number >= mark
+        has_inner_order = owner.order is not None and owner.order.number >= mark
         all_lanes = not owner.start and shape[owner.axis] == site.prover.bound.lanes * owner.inner
-        if not inside and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
+        if not has_inner_order and split.axes.get(owner.axis, ()) == owner.split and (all_lanes or not owner.split):
             return replace(owner, split=())
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE)
     if isinstance(owner, OneLane):
@@ -161,7 +167,7 @@ def _gathered(site: Site, owner: Owner, shape: tuple[int, ...], split: Split, ma
             return LaneRows(along[0], shape[along[0]] // split.parts(along[0]))
         return site.mixed(message, remedy, ViolationKind.COLLECTIVE) if owner.split or picked else owner
     if isinstance(owner, PoolRows) and split.axes.get(owner.axis, ()) != owner.split:
-        what = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"
+        subject = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"
         remedy = "give the pool the out_spec of its in_spec"
-        return site.mixed(f"{what} put together as if they were otherwise", remedy, ViolationKind.COLLECTIVE)
+        return site.mixed(f"{subject} put together as if they were otherwise", remedy, ViolationKind.COLLECTIVE)
     return owner

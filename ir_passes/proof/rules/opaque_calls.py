@@ -1,4 +1,4 @@
-"""Calls whose inside is another language, by their declarations: kernels, callbacks and custom calls."""
+"""Opaque calls by their declarations: kernels, callbacks and custom calls."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,19 +25,19 @@ from ir_passes.proof.violations import ViolationKind
 
 @rule(*primitives.OPAQUE, everything=True)
 def opaque(site: Site, *operands: Value) -> list[Value]:
-    """Apply the declaration in the contract, found by the name of the call's target.
+    """Apply the declaration in the contract with the name of the call's target.
 
-    A debugging callback without a declaration gets a note: it has no results.
+    A debugging callback without a declaration gives a note only, because it has no results.
     """
-    found = opaque_of(site.eqn, site.prover.bound.opaque)
-    if found is None and site.name in ("debug_callback", "debug_print") and not site.eqn.outvars:
+    declaration = opaque_of(site.eqn, site.prover.bound.opaque)
+    if declaration is None and site.name in ("debug_callback", "debug_print") and not site.eqn.outvars:
         site.prover.notes.add(Note.DEBUG_CALLBACK.statement(f"{site.name} at {site.source}"))
         return []
-    if found is None:
+    if declaration is None:
         exact, name = exact_name(site.eqn), short_name(site.eqn)
         message = f"nothing is known of {exact or f'a {site.name} without a name'}"
-        why = site.prover.unread.get(id(site.params.get("jaxpr")))
-        message += f", and it cannot be read: {why}" if why else ""
+        reason = site.prover.unread.get(id(site.params.get("jaxpr")))
+        message += f", and it cannot be read: {reason}" if reason else ""
         code = declaration_code(site, operands) or "Opaque(inputs, outputs)"
         remedy = (
             f"if it keeps its lanes apart, declare it: LaneContract(..., opaque={{{name!r}: {code}}})"
@@ -47,49 +47,51 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
         site.report(ViolationKind.OPAQUE, message, remedy)
         owner = site.mixed(message, remedy, ViolationKind.OPAQUE)
         return [Value(owner) for _ in site.eqn.outvars]
-    _one_body(site, found[0])
-    return _Declared(site, *found, operands).results()
+    _check_one_body(site, declaration[0])
+    return _Declared(site, *declaration, operands).results()
 
 
-def _one_body(site: Site, name: str) -> None:
-    """Report a call that runs another thing than the calls before it under the same name."""
+def _check_one_body(site: Site, name: str) -> None:
+    """Report a call with the name of an earlier call and another body."""
     calls = site.prover.declared.setdefault(name, [])
-    if any(site.eqn is one for one in calls):
+    if any(site.eqn is call for call in calls):
         return
-    others = [one for one in calls if not same_body(one, site.eqn)]
-    if not others:
+    other_calls = [call for call in calls if not same_body(call, site.eqn)]
+    if not other_calls:
         calls.append(site.eqn)
         return
-    called = (f"{exact_name(one)}, called at {' from '.join(ir.frames_of(one)[:2])}" for one in (*others, site.eqn))
+    called = (
+        f"{exact_name(call)}, called at {' from '.join(ir.frames_of(call)[:2])}" for call in (*other_calls, site.eqn)
+    )
     message = f"{name!r} is declared as one thing and names several: {'; '.join(dict.fromkeys(called))}"
-    exact = dict.fromkeys(exact_name(one) for one in others)
-    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact, exact_name(site.eqn))))}"
-    if exact_name(site.eqn) in exact:
+    exact_names = dict.fromkeys(exact_name(call) for call in other_calls)
+    remedy = f"declare each by its exact name: {', '.join(map(repr, (*exact_names, exact_name(site.eqn))))}"
+    if exact_name(site.eqn) in exact_names:
         remedy = "give each a name of its own, as by pallas_call(..., name=...) or by a function of another name"
     site.report(ViolationKind.AMBIGUOUS, message, remedy)
 
 
 def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
-    """Read the kernels of a program, but for those that are declared and what is inside of declared functions."""
+    """Read the kernels that are neither declared nor inside of declared functions."""
 
-    def believed(eqn: ir.JaxprEqn) -> bool:
+    def is_declared(eqn: ir.JaxprEqn) -> bool:
         is_opaque = eqn.primitive.name in primitives.OPAQUE
         return declaration_of(eqn) is not None or (is_opaque and bool(opaque_of(eqn, opaque)))
 
-    return read_kernels(program, keep=believed)
+    return read_kernels(program, keep=is_declared)
 
 
 def noted(kernels: ReadKernels) -> Iterator[Statement]:
     """Yield a note about every kernel that was read, with its line."""
-    for one in kernels.read:
-        yield Note.KERNEL_READ.statement(f"{exact_name(one)}, called at {ir.source_of(one)}")
+    for eqn in kernels.read:
+        yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
 
 
 def assumed(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
     """Yield the assumption about every call of a declared operation, with its line."""
     for name, calls in declared.items():
         kind = Assumption.OPAQUE_IDLE if [*lengths_of(opaque[name])] else Assumption.OPAQUE
-        places = Counter(f"{exact_name(one)}, called at {ir.source_of(one)}" for one in calls)
+        places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
         for place, times in places.items():
             yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
 
@@ -104,15 +106,15 @@ class _Declared:
     operands: tuple[Value, ...]
 
     def results(self) -> list[Value]:
-        """Return the results that the declaration promises, if the operands are as declared."""
+        """Return the results that the declaration promises for operands that match it."""
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
-        before = donors(self.entry)
+        donor_of = donors(self.entry)
         results = []
         for k, declared in enumerate(self.entry.outputs):
             if isinstance(declared, Pool):
-                results.append(self._successor(self.operands[before[k]], lanes, declared))
+                results.append(self._successor(self.operands[donor_of[k]], lanes, declared))
             elif isinstance(declared, Lane) and axis_of(lanes) is not None:
                 results.append(Value(moved(lanes, declared.axis)))
             else:
@@ -126,12 +128,15 @@ class _Declared:
         intact = pool.intact if idle else None
         if not isinstance(pool.owner, PoolRows):
             return Value(moved(lanes, declared.axis), version=version, intact=intact)
-        facts = [self.operands[k].fact for k, one in maps_of(self.entry, declared.group) if one.role != "read"]
+        facts = [self.operands[k].fact for k, entry in maps_of(self.entry, declared.group) if entry.role != "read"]
         written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry | PageEntry)}
         return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
-        """Return the common owner of all arrays that have rows of lanes; `Mixed` where the call is not as declared."""
+        """Return the common owner of all arrays with rows of lanes.
+
+        `Mixed` if the call does not match its declaration.
+        """
         site = self.site
         for value in self.operands:
             if isinstance(value.owner, Mixed):
@@ -141,7 +146,7 @@ class _Declared:
             lanes = site.join(*(moved(value.owner, 0) for value, _, _, _ in self._rows()))
             if isinstance(lanes, Mixed):
                 return lanes
-            pools = [one for one in (*self.entry.inputs, *self.entry.outputs) if isinstance(one, Pool)]
+            pools = [entry for entry in (*self.entry.inputs, *self.entry.outputs) if isinstance(entry, Pool)]
             if isinstance(lanes, LaneRows | OneLane) and lanes.packed and pools:
                 return site.mixed("packed tokens meet an opaque operation with pools", "hand it arrays of lanes")
             if disordered(lanes):
@@ -154,51 +159,51 @@ class _Declared:
         return site.mixed(message, remedy, ViolationKind.OPAQUE)
 
     def _rows(self) -> Iterator[tuple[Value, str, tuple[int, ...], int]]:
-        """Operands that have a row for each lane: with their names, shapes and the axis of the rows."""
+        """Yield operands with rows of lanes: value, name, shape, axis of rows."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             owner = value.owner
             if isinstance(owner, PoolRows) or isinstance(declared, Shared):
                 continue
             if isinstance(declared, PageTable) and isinstance(owner, LaneRows) and owner.inner > 1:
-                # a flat table has the pages of a lane one after the other
+                # in a flat table the pages of a lane are consecutive
                 rows = self.site.shapes[k][0] // owner.inner, *self.site.shapes[k][1:]
                 yield value.replace(owner=replace(owner, inner=1)), f"operand {k}", rows, 0
                 continue
             yield value, f"operand {k}", self.site.shapes[k], getattr(declared, "axis", 0)
 
     def _unequal(self) -> str | None:
-        """Describe the arrays whose numbers of rows differ though each is declared to have a row for each lane."""
+        """Describe declared arrays of lanes with different numbers of rows; None without a difference."""
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
         for k, (var, declared) in enumerate(zip(self.site.eqn.outvars, self.entry.outputs, strict=True)):
             if isinstance(declared, Lane):
                 lengths[f"result {k}"] = ir.shape_of(var)[declared.axis : declared.axis + 1]
         if len(set(lengths.values())) == 1:
             return None
-        found = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
-        return f"numbers of rows differ: {found}"
+        counts = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
+        return f"numbers of rows differ: {counts}"
 
     def _accessed(self, lanes: Owner) -> Owner:
-        """Return the same lanes, after checking every pool that is read and written by a slot map."""
+        """Return the same lanes, or the fault of an access to a pool."""
         site, written = self.site, set(donors(self.entry).values())
         for k, declared in enumerate(self.entry.inputs):
             pool = self.operands[k].owner
             if not isinstance(declared, Pool) or not isinstance(pool, PoolRows):
                 continue
-            for at, one in maps_of(self.entry, declared.group):
-                fact = self.operands[at].fact
+            for place, declared_map in maps_of(self.entry, declared.group):
+                fact = self.operands[place].fact
                 assert isinstance(fact, SlotEntry | PageEntry)
                 for write in (False, True):
-                    if one.role == ("read" if write else "write") or (write and k not in written):
+                    if declared_map.role == ("read" if write else "write") or (write and k not in written):
                         continue
                     if isinstance(fact, PageEntry):
-                        split = getattr(self.operands[at].owner, "split", ())
-                        drops = one.role == "write"
+                        split = getattr(self.operands[place].owner, "split", ())
+                        drops = declared_map.role == "write"
                         fault = page_fault(site, pool, fact, split, site.shapes[k], drops=drops, write=write)
                     else:
                         fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
                     if fault is not None:
                         return fault
-                    record(site, pool, self.operands[at], self.operands[at].owner, site.shapes[at], write)
+                    record(site, pool, self.operands[place], self.operands[place].owner, site.shapes[place], write)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
                 along = ", ".join(axis for axis in lanes.split if isinstance(axis, str)) or "a loop"
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
@@ -206,7 +211,7 @@ class _Declared:
         return lanes
 
     def _miscounted(self) -> str | None:
-        """Describe the operands, results or aliases of a call that differ from those declared."""
+        """Describe operands, results or aliases of a call that differ from the declaration."""
         entry, eqn = self.entry, self.site.eqn
         if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
             called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
@@ -214,14 +219,14 @@ class _Declared:
         aliases = ir.aliases_of(eqn)
         if aliases != dict(entry.aliases):
             return f"declared with aliases={dict(entry.aliases)}, called with {aliases}"
-        for k, before in donors(entry).items():
-            old, new = ir.types([eqn.invars[before], eqn.outvars[k]])
+        for k, donor in donors(entry).items():
+            old, new = ir.types([eqn.invars[donor], eqn.outvars[k]])
             if old != new:
-                return f"result {k}, {new}, is declared the successor of operand {before}, {old}"
+                return f"result {k}, {new}, is declared the successor of operand {donor}, {old}"
         return None
 
     def _misfits(self) -> Iterator[str]:
-        """Describe the operands that are not what they are declared to be, each by itself."""
+        """Yield a description of each operand that differs from its declaration."""
         for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
             problem = None
             match declared:
@@ -248,8 +253,8 @@ class _Declared:
         if group != declared.group:
             return f"a pool of group {declared.group!r}, and is one of group {group!r}"
         if not any(maps_of(self.entry, declared.group)):
-            mine = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
-            if mine or isinstance(owner, OneLane):
+            has_lane_rows = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
+            if has_lane_rows or isinstance(owner, OneLane):
                 return None
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
         if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
@@ -265,26 +270,26 @@ class _Declared:
             return "a slot map, and is one times a number"
         if value.fact.guard is not None or value.fact.alternatives:
             return "a slot map, and some entries may be replaced by a row past the end of the pool"
-        given = self.site.prover.bound.inputs[value.fact.leaf]
-        entry = given.entry
+        bound_input = self.site.prover.bound.inputs[value.fact.leaf]
+        entry = bound_input.entry
         assert isinstance(entry, SlotMap)
         if value.fact.offset is not None:
-            return f"a slot map, and is {given.path} less the rows of other devices"
+            return f"a slot map, and is {bound_input.path} less the rows of other devices"
         differs = entry.role not in (declared.role, "both")
         if differs or (entry.size, entry.null) != (declared.size, declared.null):
-            return f"{declared}, and is {given.path}, {entry}"
+            return f"{declared}, and is {bound_input.path}, {entry}"
         return None
 
     def _table_misfit(self, value: Value, declared: PageTable) -> str | None:
         fact = value.fact
         if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
             return "a page table, and is not one"
-        given = self.site.prover.bound.inputs[fact.leaf]
-        entry = given.entry
+        bound_input = self.site.prover.bound.inputs[fact.leaf]
+        entry = bound_input.entry
         assert isinstance(entry, PageTable)
         if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
-            return f"a page table, and is computed of {given.path}: it may hold something else than its entries"
+            return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
         differs = entry.role not in (declared.role, "both")
         if differs or (entry.size, entry.page_size, entry.null) != (declared.size, declared.page_size, declared.null):
-            return f"{declared}, and is {given.path}, {entry}"
+            return f"{declared}, and is {bound_input.path}, {entry}"
         return None

@@ -13,7 +13,7 @@ from ir_passes.proof.views import View, block, entered
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
-    """Return the owner of the rows [start, start + size * step) of an axis, when `axis` is the one that holds lanes."""
+    """Return the owner of the rows [start, start + size * step) along its axis."""
     if start == 0 and size == full and step == 1:
         return owner
     if isinstance(owner, LaneRows) and owner.order is None:
@@ -28,37 +28,43 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
     )
 
 
-def _cut(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
+def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
+    """Return the value of a static slice."""
     full = site.shapes[0]
     axis = axis_of(x.owner)
     owner, intact = x.owner, x.intact
-    whole = tuple(sizes) == full and not any(starts)
+    is_whole = tuple(sizes) == full and not any(starts)
     if axis is not None:
         owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
-    if isinstance(owner, PoolRows) and not whole:
-        owner = replace(owner, view=_part(owner.view, owner.axis, full, starts, sizes, steps))
-    if intact is not None and not whole:
-        but = owner.axis if isinstance(owner, PoolRows) else -1
-        intact = UnchangedRows(intact.leaf, _part(intact.view, but, full, starts, sizes, steps))
+    if isinstance(owner, PoolRows) and not is_whole:
+        owner = replace(owner, view=_view_of_slice(owner.view, owner.axis, full, starts, sizes, steps))
+    if intact is not None and not is_whole:
+        rows_axis = owner.axis if isinstance(owner, PoolRows) else -1
+        intact = UnchangedRows(intact.leaf, _view_of_slice(intact.view, rows_axis, full, starts, sizes, steps))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
     if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
         fact = x.fact
     bounds = x.range
     if isinstance(x.fact, Iota) and x.fact.div == 1 and sizes[x.fact.axis]:
-        at = x.fact.axis
-        bounds = (int(starts[at]), int(starts[at] + (sizes[at] - 1) * steps[at]))
+        counted_axis = x.fact.axis
+        bounds = (
+            int(starts[counted_axis]),
+            int(starts[counted_axis] + (sizes[counted_axis] - 1) * steps[counted_axis]),
+        )
         fact = fact if isinstance(fact, Iota) else None
-    number = x.number if whole else NONE
-    return Value(owner, number, bounds, fact, intact, x.version if whole else site.prover.versions.part_of(x.version))
+    number = x.number if is_whole else NONE
+    return Value(
+        owner, number, bounds, fact, intact, x.version if is_whole else site.prover.versions.part_of(x.version)
+    )
 
 
-def _part(
+def _view_of_slice(
     view: View, rows: int, full: Sequence[int], starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]
 ) -> View:
-    """Return the view after a static slice; without strides it is that of a read at constants."""
+    """Return the view after a static slice; without strides it equals a read at constants."""
     if any(step != 1 for step in steps):
         return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
-    begins = ((d, int(at)) for d, at in enumerate(starts) if sizes[d] != full[d])
+    begins = ((d, int(start)) for d, start in enumerate(starts) if sizes[d] != full[d])
     return block(view, rows, tuple(map(int, full)), tuple(map(int, sizes)), begins)
 
 
@@ -71,10 +77,8 @@ def cut(site: Site, x: Value) -> list[Value]:
         rest = not any(starts[:-1]) and tuple(limits[:-1]) == site.shapes[0][:-1]
         column = x.fact.values[starts[-1]]
         if rest and len(x.fact.values) == site.shapes[0][-1] and not isinstance(column.owner, PoolRows):
-            return [
-                column.replace(intact=None)
-            ]  # of a column it is not known whether it had this axis when it was kept
-    return [_cut(site, x, starts, site.shape, steps)]
+            return [column.replace(intact=None)]  # a column does not show if it had this axis when it was stored
+    return [_static_slice(site, x, starts, site.shape, steps)]
 
 
 @rule("split", reads="sizes axis")
@@ -85,20 +89,20 @@ def split(site: Site, x: Value) -> list[Value]:
     for size in map(int, site.params["sizes"]):
         starts = [start if d == axis else 0 for d in range(len(full))]
         sizes = [size if d == axis else n for d, n in enumerate(full)]
-        results.append(_cut(site, x, starts, sizes, (1,) * len(full)))
+        results.append(_static_slice(site, x, starts, sizes, (1,) * len(full)))
         start += size
     return results
 
 
 @rule("unstack", reads="axis")
 def unstack(site: Site, x: Value) -> list[Value]:
-    """Take every index of an axis by itself."""
+    """Take every index of an axis separately."""
     axis, full = int(site.params["axis"]), site.shapes[0]
     results = []
     for index in range(full[axis]):
         starts = [index if d == axis else 0 for d in range(len(full))]
         sizes = [1 if d == axis else n for d, n in enumerate(full)]
-        value = _cut(site, x, starts, sizes, (1,) * len(full))
+        value = _static_slice(site, x, starts, sizes, (1,) * len(full))
         owner = value.owner
         if isinstance(owner, LaneRows) and owner.axis == axis:
             owner = OneLane(owner.start, owner.split, packed=owner.packed)
@@ -112,7 +116,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
 
 @rule("concatenate", reads="dimension")
 def concatenate(site: Site, *parts: Value) -> list[Value]:
-    """Concatenate along an axis; along that of the lanes, lanes must stay in order."""
+    """Concatenate along an axis; lanes along this axis must stay in order."""
     axis = site.params["dimension"]
     sizes = [shape[axis] for shape in site.shapes]
     bounds = hull(*(value.range for value in parts))
@@ -124,10 +128,10 @@ def concatenate(site: Site, *parts: Value) -> list[Value]:
 
 
 def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotEntry | None:
-    """Return the fact of a slot map whose entries were taken apart and are put together in the order of the lanes."""
+    """Return the fact of slot map entries that were sliced and concatenated in lane order."""
     fact = parts[0].fact
-    whole = isinstance(owner, LaneRows) and len(site.shape) == 1
-    return fact if whole and isinstance(fact, SlotEntry) and all(part.fact == fact for part in parts) else None
+    in_order = isinstance(owner, LaneRows) and len(site.shape) == 1
+    return fact if in_order and isinstance(fact, SlotEntry) and all(part.fact == fact for part in parts) else None
 
 
 @rule("stack", reads="axis")
@@ -150,9 +154,9 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     lanes = {owner for owner in owners if isinstance(owner, OneLane)}
     if not along and len(lanes) < 2:
         return site.join(*owners)
-    laid = _laid_out(axis, owners, sizes)
-    if laid is not None:
-        return laid
+    consecutive = _consecutive_lanes(axis, owners, sizes)
+    if consecutive is not None:
+        return consecutive
     mixed = [owner for owner in owners if isinstance(owner, Mixed)]
     if mixed:
         return mixed[0]
@@ -162,8 +166,8 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     )
 
 
-def _laid_out(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
-    """Return the owner of parts that are consecutive lanes; shared parts may stand in for whole lanes."""
+def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
+    """Return the owner of parts that are consecutive lanes; a shared part may replace lanes."""
     pieces = [(owner, size) for owner, size in zip(owners, sizes, strict=True) if size]
     inner = {
         owner.inner if isinstance(owner, LaneRows) else size

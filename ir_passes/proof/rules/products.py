@@ -15,12 +15,13 @@ _ROUNDING = "out_sharding precision preferred_element_type"
 
 @rule("dot_general", reads="dimension_numbers", ignores=_ROUNDING)
 def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
-    """Multiply matrices: lanes are a batch dimension of both operands, or a free dimension of one."""
+    """Multiply matrices; lanes are a batch dimension, or a free dimension of one operand."""
     (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
-    return [Value(_contracted(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
+    return [Value(_owner_of_product(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
 
 
-def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
+def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
+    """Return the owner of a product of matrices."""
     ranks = [len(shape) for shape in site.shapes[:2]]
     owners, free_before = [], len(batch[0])
     for value, rank, summed, paired in zip((x, y), ranks, contract, batch, strict=True):
@@ -45,7 +46,10 @@ def _contracted(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -
 
 @rule("ragged_dot_general", reads="ragged_dot_dimension_numbers", ignores=_ROUNDING, accepts={"group_offset": (None,)})
 def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) -> list[Value]:
-    """Multiply rows by the matrix of their group: row by row, if they were sorted by the keys that the sizes count."""
+    """Multiply rows by the matrix of their group.
+
+    The product works row by row if the rows are sorted by the keys that the sizes count.
+    """
     numbers = site.params["ragged_dot_dimension_numbers"]
     contract, batch = numbers.dot_dimension_numbers
     ragged = tuple(numbers.lhs_ragged_dimensions)
@@ -102,7 +106,7 @@ algorithm compute_left_eigenvectors compute_right_eigenvectors compute_schur_vec
 enable_eigvec_derivs fft_type full_matrices implementation left_side lower permutation_size perturb_singular pivoting
 sort_eig_vals sort_eigenvalues subset_by_index symmetrize_input transpose_a unit_diagonal use_magma
 """
-"""Parameters of what is done with each matrix of a batch."""
+"""Parameters of the operation on each matrix of a batch."""
 
 
 @rule(

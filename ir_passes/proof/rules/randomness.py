@@ -1,4 +1,4 @@
-"""Random numbers: those of a key belong to the key's owner."""
+"""Random numbers: numbers from a key belong to the key's owner."""
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import key_implementation
@@ -18,21 +18,21 @@ _BY_KEY = {
     "rbg": {"random_split", "random_seed", "random_fold_in"},
     "unsafe_rbg": {"random_seed"},
 }
-"""Generator -> the operations in which each key of an array has what it has alone.
+"""Generator -> operations that give a key of an array the numbers of this key alone.
 
-XLA's own generator takes one key: JAX gives it the first of an array, and the others get what follows.
+XLA's generator takes one key. JAX gives it the first key of an array; the other keys get the numbers that follow.
 """
 
 
 @rule("random_unwrap", "random_clone")
 def same_keys(site: Site, key: Value) -> list[Value]:
-    """Keep the keys, or unwrap their words behind their axes."""
+    """Keep the keys, or unwrap their words along new last axes."""
     return [Value(key.owner)]
 
 
 @rule("random_bits", "random_split", "random_seed", reads="shape impl", ignores="bit_width")
 def from_keys(site: Site, key: Value) -> list[Value]:
-    """Generate from keys, which keep their leading axes; what one key gives stands behind them."""
+    """Generate from keys; the axes of the keys precede the axes of the numbers."""
     return [Value(_by_key(site, key.owner))]
 
 
@@ -44,7 +44,7 @@ def wrap(site: Site, words: Value) -> list[Value]:
 
 @rule("random_gamma", ignores="log_space")
 def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
-    """Sample with a key for each place; one key for several places gives each other numbers."""
+    """Sample with a key for each element; elements with one key get different numbers."""
     owner = _by_key(site, site.join(key.owner, shape.owner))
     if disordered(owner):
         owner = site.mixed("rows in an order that depends on all lanes get random numbers by their place", REMEDY)
@@ -53,7 +53,7 @@ def gamma(site: Site, key: Value, shape: Value) -> list[Value]:
 
 @rule("random_fold_in")
 def fold_in(site: Site, key: Value, data: Value) -> list[Value]:
-    """Fold a number into the key of the same place."""
+    """Fold a number into the key at its index."""
     pairs = zip((key, data), site.shapes, strict=True)
     return [Value(_by_key(site, site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))))]
 
@@ -68,7 +68,7 @@ def generator(site: Site, key: Value) -> list[Value]:
 
 
 def _by_key(site: Site, owner: Owner) -> Owner:
-    """Return the owner of numbers made from each key by itself."""
+    """Return the owner of numbers that are generated from each key separately."""
     atom = site.eqn.outvars[0] if site.name == "random_seed" else site.eqn.invars[0]
     generator = key_implementation(ir.dtype_of(atom))
     if axis_of(owner) is None or site.name in _BY_KEY.get(generator, ()):
@@ -78,6 +78,6 @@ def _by_key(site: Site, owner: Owner) -> Owner:
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
-    """Return the owner of keys whose words lie behind the first `leading` axes of an array."""
+    """Return the owner of keys with their words along the axes from `leading` on."""
     axis = axis_of(words.owner)
     return words.owner if axis is None or axis < leading else site.mixed(_ONE_KEY, _OWN_KEY)

@@ -41,9 +41,9 @@ def reduction(site: Site, x: Value) -> list[Value]:
     axes = tuple(map(int, site.params["axes"]))
     bounds = None
     if site.name in _PICKS and math.prod(site.shapes[0]):
-        # bits of larger numbers make other numbers, and nothing at all is the least or the greatest of its dtype
-        ones = x.range is not None and 0 <= x.range[0] and x.range[1] <= 1
-        bounds = x.range if ones or site.name in ("reduce_max", "reduce_min") else None
+        # bits of larger numbers can make numbers outside their range; an empty reduction gives a limit of the dtype
+        is_zero_or_one = x.range is not None and 0 <= x.range[0] and x.range[1] <= 1
+        bounds = x.range if is_zero_or_one or site.name in ("reduce_max", "reduce_min") else None
     elif site.name in ("argmax", "argmin"):
         bounds = (0, site.shapes[0][axes[0]] - 1)
     elif site.name == "reduce_sum" and x.range is not None:
@@ -72,9 +72,11 @@ def running(site: Site, x: Value) -> list[Value]:
     if axis_of(owner) == int(site.params["axis"]):
         message = f"it runs along axis {site.params['axis']}, which holds different lanes"
         owner = site.mixed(message, _APART + _CAPACITY if site.name == "cumsum" else _APART)
-    # of zeros and ones the product is one of them
-    within = site.name in ("cummax", "cummin") or (site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1)))
-    return [Value(owner, range=x.range if within else None)]
+    # the product of zeros and ones is zero or one
+    stays_bounded = site.name in ("cummax", "cummin") or (
+        site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1))
+    )
+    return [Value(owner, range=x.range if stays_bounded else None)]
 
 
 @rule(
@@ -100,7 +102,7 @@ def top_k(site: Site, x: Value) -> list[Value]:
     accepts={"consts": ((),)},
 )
 def windows(site: Site, *operands: Value) -> list[Value]:
-    """Reduce windows, whose length along the axis of the lanes must be 1."""
+    """Reduce windows; a window must have length 1 along the axis of the lanes."""
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
@@ -116,10 +118,11 @@ def windows(site: Site, *operands: Value) -> list[Value]:
 
 @rule("sort", reads="dimension is_stable num_keys")
 def sort(site: Site, *operands: Value) -> list[Value]:
-    """Sort: along an axis within lanes each by itself; along the lanes' rows a permutation of rows.
+    """Sort within each lane, or permute the rows of lanes.
 
-    Which row comes where depends on every lane, but a row's content does not: rows sorted by one key are everybody's
-    rows in one common order, which its inverse undoes.
+    A sort along another axis than the lanes' axis sorts each lane separately. A sort along the axis of the lanes
+    permutes rows: the position of a row depends on every lane, but its content does not. The inverse permutation undoes
+    the order.
     """
     axis = int(site.params["dimension"])
     if all(axis_of(value.owner) != axis and not _permutes(value) for value in operands):
@@ -137,13 +140,13 @@ def sort(site: Site, *operands: Value) -> list[Value]:
     if isinstance(key.fact, Permuted) and key.fact.div == 1:
         order = Order(key.fact.order.number, not key.fact.order.inverse)
     else:
-        # where keys are equal, an unstable sort may fall out otherwise each time
+        # for equal keys, an unstable sort may give a different order each time
         stable = site.params["is_stable"]
         order = Order(site.prover.number("order", key.number) if stable else site.prover.fresh())
         site.prover.sort_keys[order] = key.number
-        known = site.prover.own_orders.get(order.number, frozenset())
-        own = site.prover.varying(site.eqn.invars[0]) if stable else frozenset(site.prover.devices)
-        site.prover.own_orders[order.number] = known | own
+        previous_axes = site.prover.own_orders.get(order.number, frozenset())
+        varying_axes = site.prover.varying(site.eqn.invars[0]) if stable else frozenset(site.prover.devices)
+        site.prover.own_orders[order.number] = previous_axes | varying_axes
     results = [_sorted(site, value, order) for value in operands]
     number = site.prover.fresh()
     site.prover.same_counts[number] = key.number
@@ -151,15 +154,17 @@ def sort(site: Site, *operands: Value) -> list[Value]:
 
 
 def _permutes(value: Value) -> bool:
+    """True if a value is a permutation."""
     return isinstance(value.fact, Permuted)
 
 
 def _sorted(site: Site, value: Value, order: Order) -> Value:
+    """Return a value with its rows in a new order."""
     size = site.shape[0]
     mixed = site.mixed("the order of the rows depends on all lanes", "undo the order with its inverse")
     if isinstance(value.fact, Permuted):
-        undone = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
-        return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if undone else Value(mixed, range=value.range)
+        restores_order = Order(value.fact.order.number, not value.fact.order.inverse) == order and value.fact.div == 1
+        return Value(COMMON, range=(0, size - 1), fact=Iota(0)) if restores_order else Value(mixed, range=value.range)
     if isinstance(value.fact, Iota) and value.fact.axis == 0:
         return Value(mixed, range=value.range, fact=Permuted(order, value.fact.div))
     if isinstance(value.owner, Common):

@@ -1,4 +1,4 @@
-"""Operations that move elements without computing with them."""
+"""Operations that move elements without computation."""
 
 import math
 from dataclasses import replace
@@ -39,129 +39,142 @@ def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
     return owner if axis is None else stretched(owner, shape[axis], result[axis])
 
 
-def stretched(owner: Owner, before: int, after: int) -> Owner:
+def stretched(owner: Owner, old_size: int, new_size: int) -> Owner:
     """Return the owner after the single index of its axis has been broadcast."""
-    if isinstance(owner, LaneRows) and before == 1 != after:
+    if isinstance(owner, LaneRows) and old_size == 1 != new_size:
         return OneLane(owner.start, owner.split, owner.unreduced, owner.packed)
     return owner
 
 
-def place_after_reshape(axis: int, before: Shape, after: Shape) -> tuple[int, int, int] | None:
-    """Locate an axis after a row-major reshape: (new axis, elements of the new axis per old index, and the reverse).
+def place_after_reshape(axis: int, old_shape: Shape, new_shape: Shape) -> tuple[int, int, int] | None:
+    """Locate an axis after a row-major reshape.
 
-    One of the two counts is 1. None where the axis does not survive as a prefix of a new axis or the other way round,
-    and for an array without elements.
+    Returns:
+        The new axis, the number of new indices per old index, and the number of old indices per new index. One of the
+        two numbers is 1. None if neither axis is a prefix of the other one, and for an array without elements.
     """
-    if not math.prod(after):
+    if not math.prod(new_shape):
         return None
-    ahead = math.prod(before[:axis])
-    stride = math.prod(before[axis + 1 :])
-    lead = 1
-    for new, size in enumerate(after):
-        if lead == ahead and (size > 1 or before[axis] == 1):
-            new_stride = math.prod(after[new + 1 :])
-            if stride % new_stride == 0 and size * new_stride == before[axis] * stride:
-                return new, stride // new_stride, 1
-            if new_stride % stride == 0 and size * new_stride == before[axis] * stride:
-                return new, 1, new_stride // stride
+    preceding = math.prod(old_shape[:axis])
+    stride = math.prod(old_shape[axis + 1 :])
+    new_preceding = 1
+    for new_axis, size in enumerate(new_shape):
+        if new_preceding == preceding and (size > 1 or old_shape[axis] == 1):
+            new_stride = math.prod(new_shape[new_axis + 1 :])
+            if stride % new_stride == 0 and size * new_stride == old_shape[axis] * stride:
+                return new_axis, stride // new_stride, 1
+            if new_stride % stride == 0 and size * new_stride == old_shape[axis] * stride:
+                return new_axis, 1, new_stride // stride
             return None
-        lead *= size
+        new_preceding *= size
     return None
 
 
-def reshape_owner(site: Site, owner: Owner, before: Shape, after: Shape) -> Owner:
+def reshape_owner(site: Site, owner: Owner, old_shape: Shape, new_shape: Shape) -> Owner:
     """Return the owner after a reshape."""
     axis = axis_of(owner)
     if axis is None:
         return owner
-    found = place_after_reshape(axis, before, after)
-    if found is not None:
-        new, per_old, per_new = found
+    place = place_after_reshape(axis, old_shape, new_shape)
+    if place is not None:
+        new_axis, per_old, per_new = place
         if per_old == per_new == 1:
-            return moved(owner, new)
+            return moved(owner, new_axis)
         if isinstance(owner, PoolRows):
-            # several rows at one index are refused: of an axis that they are split off, some could be cut out
+            # several rows at one index are refused: after a split of the axis, a slice could cut some of them out
             if owner.inner * per_old % per_new == 0:
-                return replace(owner, axis=new, inner=owner.inner * per_old // per_new)
+                return replace(owner, axis=new_axis, inner=owner.inner * per_old // per_new)
         if isinstance(owner, LaneRows) and owner.order is None:
             if per_new == 1:
-                return replace(owner, axis=new, inner=owner.inner * per_old)
+                return replace(owner, axis=new_axis, inner=owner.inner * per_old)
             if owner.inner % per_new == 0:
-                return replace(owner, axis=new, inner=owner.inner // per_new)
+                return replace(owner, axis=new_axis, inner=owner.inner // per_new)
     return site.mixed(
-        f"reshaping {before} to {after} does not keep axis {axis}, which holds different lanes, as an axis",
+        f"reshaping {old_shape} to {new_shape} does not keep axis {axis}, which holds different lanes, as an axis",
         "use the pool as it lies, or merge dimensions of a row into the row axis: index by row * size + offset"
         if isinstance(owner, PoolRows)
         else "keep lanes on an axis of their own, or let them be the leading part of a merged axis",
     )
 
 
-def _tiles(owner: Owner, before: Shape, after: Shape) -> Tiles | None:
-    """Return the fact about rows of lanes or tokens after a reshape of their axis to two axes."""
+def _tiles(owner: Owner, old_shape: Shape, new_shape: Shape) -> Tiles | None:
+    """Return the fact about rows after a reshape of their axis to two axes.
+
+    The rows are rows of lanes or of tokens.
+    """
     if not isinstance(owner, LaneRows) or owner.inner != 1 or owner.order is not None or owner.unreduced or owner.split:
         return None
-    first = _merged(owner.axis, after, before)
-    return None if first is None else Tiles(replace(owner, axis=0), first, after[first + 1])
+    first = _merged(owner.axis, new_shape, old_shape)
+    return None if first is None else Tiles(replace(owner, axis=0), first, new_shape[first + 1])
 
 
-def _of_tiles(fact: Fact | None, before: Shape, after: Shape) -> Owner | None:
-    """Return the owner after a reshape of the axes of tiles and their rows to one axis."""
+def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Owner | None:
+    """Return the owner after a reshape that merges the axes of tiles and rows."""
     if not isinstance(fact, Tiles):
         return None
     return next(
-        (moved(fact.rows, axis) for axis in range(len(after)) if _merged(axis, before, after) == fact.tiles), None
+        (moved(fact.rows, axis) for axis in range(len(new_shape)) if _merged(axis, old_shape, new_shape) == fact.tiles),
+        None,
     )
 
 
-def _merged(axis: int, two: Shape, one: Shape) -> int | None:
-    """Return the first of two adjacent axes of a shape if another shape has one axis for both, at `axis`."""
-    if len(two) != len(one) + 1 or not math.prod(one):
+def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
+    """Return `axis` if two shapes differ by a merge of two axes; None otherwise.
+
+    Args:
+        axis: first of two adjacent axes of `split`; the merged axis of `merged`.
+    """
+    if len(split) != len(merged) + 1 or not math.prod(merged):
         return None
-    parts = one[:axis], one[axis + 1 :]
-    same = (two[:axis], two[axis + 2 :]) == parts and two[axis] * two[axis + 1] == one[axis]
-    return axis if same else None
+    parts = merged[:axis], merged[axis + 1 :]
+    matches = (split[:axis], split[axis + 2 :]) == parts and split[axis] * split[axis + 1] == merged[axis]
+    return axis if matches else None
 
 
-def _reshape_kept(intact: UnchangedRows | None, before: Shape, after: Shape) -> UnchangedRows | None:
-    return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, before, after))
+def _intact_after_reshape(intact: UnchangedRows | None, old_shape: Shape, new_shape: Shape) -> UnchangedRows | None:
+    """Return the fact about unchanged rows after a reshape."""
+    return None if intact is None else UnchangedRows(intact.leaf, reshaped(intact.view, old_shape, new_shape))
 
 
 def _reshaped(site: Site, x: Value) -> Value:
-    before, after = site.shapes[0], site.shape
-    owner = reshape_owner(site, x.owner, before, after)
+    """Return the value of a reshape."""
+    old_shape, new_shape = site.shapes[0], site.shape
+    owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=reshaped(owner.view, before, after))
+        owner = replace(owner, view=reshaped(owner.view, old_shape, new_shape))
     fact = (
         x.fact
         if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | ActiveLane | Constant)
         else None
     )
     if isinstance(x.fact, Iota):
-        found = place_after_reshape(x.fact.axis, before, after)
-        fact = Iota(found[0], x.fact.div * found[1]) if found is not None and found[2] == 1 else None
-    elif fact is None and x.fact is not None and _same_but_ones(before, after):
-        fact = _fact_over_ones(x.fact, before, after)
+        place = place_after_reshape(x.fact.axis, old_shape, new_shape)
+        fact = Iota(place[0], x.fact.div * place[1]) if place is not None and place[2] == 1 else None
+    elif fact is None and x.fact is not None and _equal_without_unit_axes(old_shape, new_shape):
+        fact = _fact_across_unit_axes(x.fact, old_shape, new_shape)
     if fact is None:
-        fact = relocated(x.fact, lambda axis: _same_place(axis, before, after))
+        fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
     if isinstance(owner, Mixed):
-        fact = fact or _tiles(x.owner, before, after)
-        owner = _of_tiles(x.fact, before, after) or owner
-    return Value(owner, x.number, x.range, fact, _reshape_kept(x.intact, before, after), x.version)
+        fact = fact or _tiles(x.owner, old_shape, new_shape)
+        owner = _owner_of_tiles(x.fact, old_shape, new_shape) or owner
+    return Value(owner, x.number, x.range, fact, _intact_after_reshape(x.intact, old_shape, new_shape), x.version)
 
 
-def _same_place(axis: int, before: Shape, after: Shape) -> int | None:
-    """Return the axis that an axis is after a reshape, with the same elements; None where there is none."""
-    found = place_after_reshape(axis, before, after)
-    return found[0] if found is not None and found[1:] == (1, 1) else None
+def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None:
+    """Return the axis with the same elements after a reshape; None without one."""
+    place = place_after_reshape(axis, old_shape, new_shape)
+    return place[0] if place is not None and place[1:] == (1, 1) else None
 
 
-def _same_but_ones(before: Shape, after: Shape) -> bool:
-    return [size for size in before if size != 1] == [size for size in after if size != 1]
+def _equal_without_unit_axes(old_shape: Shape, new_shape: Shape) -> bool:
+    """True if two shapes differ in axes of size 1 only."""
+    return [size for size in old_shape if size != 1] == [size for size in new_shape if size != 1]
 
 
-def _fact_over_ones(fact: Fact, before: Shape, after: Shape) -> Fact | None:
+def _fact_across_unit_axes(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fact | None:
+    """Return a fact after a reshape that adds or drops axes of size 1."""
     if isinstance(fact, Permuted | Counts):
-        return fact if before[:1] == after[:1] else None
+        return fact if old_shape[:1] == new_shape[:1] else None
     return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
 
 
@@ -180,22 +193,22 @@ def squeeze(site: Site, x: Value) -> list[Value]:
 @rule("broadcast_in_dim", reads="shape broadcast_dimensions", ignores="sharding")
 def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     """Repeat elements along new or size-1 dimensions."""
-    before, after = site.shapes[0], site.shape
-    if math.prod(before) == math.prod(after):
+    old_shape, new_shape = site.shapes[0], site.shape
+    if math.prod(old_shape) == math.prod(new_shape):
         return [_reshaped(site, x)]
     dims = tuple(map(int, site.params["broadcast_dimensions"]))
     axis = axis_of(x.owner)
-    owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), before[axis], after[dims[axis]])
+    owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), old_shape[axis], new_shape[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=entered(owner.view, ("broadcast",)))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | DeviceOffset | ActiveCount | Constant) else None
-    if isinstance(x.fact, Iota) and before[x.fact.axis] == after[dims[x.fact.axis]]:
+    if isinstance(x.fact, Iota) and old_shape[x.fact.axis] == new_shape[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
-    long = [axis for axis, size in enumerate(before) if size != 1]
+    long_axes = [axis for axis, size in enumerate(old_shape) if size != 1]
     if fact is None:
-        fact = relocated(x.fact, lambda axis: dims[axis] if before[axis] == after[dims[axis]] else None)
-    if fact is None and len(long) == 1:
-        fact = BroadcastVector(x.number, dims[long[0]])
+        fact = relocated(x.fact, lambda axis: dims[axis] if old_shape[axis] == new_shape[dims[axis]] else None)
+    if fact is None and len(long_axes) == 1:
+        fact = BroadcastVector(x.number, dims[long_axes[0]])
     return [Value(owner, NONE, x.range, fact, None, x.version)]
 
 
@@ -234,10 +247,10 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
         return [x]
     owner, axis = x.owner, axis_of(x.owner)
     if axis is not None:
-        low, high, inside = map(int, site.params["padding_config"][axis])
-        if low or high or inside:
-            whole = isinstance(owner, LaneRows) and owner.order is None and inside == 0 and low % owner.inner == 0
-            if whole and low >= 0 and high >= 0:
+        low, high, gap = map(int, site.params["padding_config"][axis])
+        if low or high or gap:
+            keeps_lanes = isinstance(owner, LaneRows) and owner.order is None and gap == 0 and low % owner.inner == 0
+            if keeps_lanes and low >= 0 and high >= 0:
                 assert isinstance(owner, LaneRows)
                 owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
@@ -268,5 +281,5 @@ def iota(site: Site, *_: Value) -> list[Value]:
 
 @rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
 def empty(site: Site, *_: Value) -> list[Value]:
-    """Make an uninitialised array or a token, which is shared."""
+    """Return a shared uninitialised array or token."""
     return [Value(COMMON) for _ in site.eqn.outvars]

@@ -15,7 +15,7 @@ def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | N
     """Return the fact about the result of an operation; None for no fact.
 
     Args:
-        fact: fact about the first operand. The other operands depend on the row's lane only.
+        fact: about the first operand. The other operands depend on the row's lane only.
         name: name of the primitive.
         source, target: dtypes of the first operand and of the result.
     """
@@ -51,6 +51,7 @@ _OPERAND_DTYPES = {
 
 
 def _converted_mask(fact: MaskedOut, source: Any, target: Any) -> MaskedOut | None:
+    """Return the fact about masked elements if the new dtype holds their value."""
     return fact if holds(target, 0 if fact.zero else -np.inf) else None
 
 

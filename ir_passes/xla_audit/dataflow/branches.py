@@ -37,7 +37,7 @@ class Branches:
 def gaps_of(
     conditionals: Sequence[Branches], find: Callable[[int], int], start: Sequence[int], stop: Sequence[int]
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return the ticks in branches at which only other branches need a value.
+    """Return the ticks in branches after the last reader of a value in the branch.
 
     Args:
         conditionals: conditionals of the program.

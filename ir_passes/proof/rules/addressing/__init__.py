@@ -1,5 +1,6 @@
-"""The rows and tokens that an index reaches: by slot, slot map, page table, or number of a packed token.
+"""The rows and tokens that an index selects.
 
-A part of `proof.rules`, which imports it; imports nothing of them. Begin with `access`, the one form of gather, scatter
-and dynamic slices; `pool_rows` judges reads and writes of pools.
+Indices are slots, entries of slot maps or page tables, and numbers of packed tokens. `proof.rules` imports this
+package; the package imports nothing from it except `rules.survival`. Begin with `access`, the common form of gather,
+scatter and dynamic slices. `pool_rows` checks reads and writes of pools.
 """

@@ -1,4 +1,7 @@
-"""One form for gather, scatter and dynamic slices: which operand dimension is indexed by what, and where it lands."""
+"""One form for gather, scatter and dynamic slices.
+
+It holds the index along each operand dimension, and the matching dimension of the window array.
+"""
 
 import math
 from collections.abc import Hashable, Iterator
@@ -16,23 +19,25 @@ from ir_passes.proof.violations import ViolationKind
 
 Shape = tuple[int, ...]
 MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
-"""Ways to treat indices out of bounds whose meaning is documented."""
+"""Modes for indices out of bounds with a documented meaning."""
 _FILLED = ("filled out of bounds",)
 
 
 @dataclass(frozen=True)
 class Access:
-    """The pairing of an operand's elements with those of a window array: the result of a read, or a write's updates.
+    """The pairing of an operand's elements with elements of a window array.
+
+    The window array is the result of a read, or the updates of a write.
 
     Attributes:
         full: shape of the operand.
         sizes: of the window along each operand dimension.
         columns: operand dimension -> the index along it.
-        window: operand dimension -> dimension of the window array, for those that keep one.
-        paired: operand dimension -> dimension of the window array that runs along with it.
+        window: operand dimension -> dimension of the window array, without dropped dimensions.
+        paired: operand dimension -> dimension of the window array that advances with it (a batching dimension).
         index_axes: dimension of the window array for each axis of the indices.
         drops: an index out of bounds reads a fill value or is not written; otherwise it is clamped.
-        index_shape: shape of the indices, those of one place along the last axis.
+        index_shape: shape of the indices; the last axis has the components of one index.
         window_shape: shape of the window array.
     """
 
@@ -48,21 +53,25 @@ class Access:
 
     @property
     def scalar(self) -> bool:
-        """Whether there is one index only."""
+        """True for a single index."""
         return all(size == 1 for size in self.index_shape[:-1])
 
     def index_owner(self, dim: int) -> Owner:
-        """Return the owner of the index along an operand dimension, in dimensions of the window array."""
+        """Return the owner of an index, in dimensions of the window array.
+
+        Args:
+            dim: operand dimension of the index.
+        """
         owner = self.columns[dim].owner
         axis = axis_of(owner)
         return owner if axis is None else moved(owner, self.index_axes[axis])
 
     def owners(self, site: Site, without: int | None = None) -> Owner:
-        """Return the join of the owners of the indices, all but one."""
+        """Return the join of the owners of the indices, except along `without`."""
         return site.join(*(self.index_owner(dim) for dim in self.columns if dim != without))
 
     def reveals_places(self, owner: Owner, without: int | None = None) -> bool:
-        """Whether a shared index differs between rows whose order depends on all lanes."""
+        """True if a shared index reveals an order of rows that depends on all lanes."""
         if not isinstance(owner, LaneRows) or owner.order is None:
             return False
         return any(
@@ -72,14 +81,14 @@ class Access:
         )
 
     def whole(self, dim: int) -> bool:
-        """Whether the window covers a dimension from end to end."""
+        """True if the window covers all of a dimension."""
         return dim in self.window and self.sizes[dim] == self.full[dim]
 
     def step(self, dim: int) -> tuple:
         """Return this access as a step of a view, without the index along `dim`."""
-        others = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
-        along = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
-        return ("rows", dim, self.full, self.sizes, along, self.index_axes, others)
+        indices = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
+        kept_dims = tuple(sorted(self.window.items())), tuple(sorted(self.paired.items()))
+        return ("rows", dim, self.full, self.sizes, kept_dims, self.index_axes, indices)
 
     def taken(self, view: View, dim: int) -> View:
         """Return the view after this read, without the index along `dim`."""
@@ -92,21 +101,25 @@ class Access:
 
     @property
     def is_block(self) -> bool:
-        """Whether the window is one block of the operand, its axes in their order."""
+        """True if the window is one block of the operand, with its axes in order."""
         axes = [self.window[dim] for dim in sorted(self.window)]
         return not self.paired and self.scalar and axes == sorted(axes)
 
-    def _places(self, but: int) -> Iterator[tuple[int, Hashable]]:
-        """Yield the start of a block, a constant or value number, along each axis with more than one place."""
+    def _places(self, excluded_dim: int) -> Iterator[tuple[int, Hashable]]:
+        """Yield the start of a block along each axis with more than one possible start.
+
+        A start is a constant or a value number.
+        """
         for dim, value in self.columns.items():
-            at = constant_of(value)
-            if dim != but and not (at == 0 and self.sizes[dim] == self.full[dim]):
-                yield dim, ("value", value.number) if at is None else at
+            start = constant_of(value)
+            if dim != excluded_dim and not (start == 0 and self.sizes[dim] == self.full[dim]):
+                yield dim, ("value", value.number) if start is None else start
 
     def put(self, view: View, dim: int) -> View | None:
-        """Return the view after this write puts a part back; None where the part was taken elsewhere.
+        """Return the view after this write puts a part back.
 
-        Elements that were read out of bounds hold a fill value; only a write that drops them keeps it out of the pool.
+        None if the part was read at another place. Elements that were read out of bounds hold a fill value. Only a
+        write that drops these elements keeps the fill value out of the pool.
         """
         if self.drops and view and view[-1] == _FILLED:
             view = view[:-1]
@@ -116,16 +129,19 @@ class Access:
         return left(view, self.step(dim))
 
     def inside(self, dim: int) -> bool:
-        """Whether the index along a dimension is in bounds by its range."""
+        """True if the range of the index along a dimension is in bounds."""
         bounds = self.columns[dim].range
         return bounds is not None and 0 <= bounds[0] and bounds[1] <= self.full[dim] - self.sizes[dim]
 
     def all_inside(self) -> bool:
-        """Whether every index is in bounds."""
+        """True if every index is in bounds."""
         return all(self.inside(dim) for dim in self.columns)
 
     def all_outside(self) -> bool:
-        """Whether some index is out of bounds whatever it is, so that nothing is read or written."""
+        """True if all values of an index are out of bounds.
+
+        Then nothing is read or written.
+        """
         return self.drops and any(
             value.range is not None and (value.range[0] > self.full[d] - self.sizes[d] or value.range[1] < 0)
             for d, value in self.columns.items()
@@ -133,14 +149,14 @@ class Access:
 
 
 def constant_of(value: Value) -> int | None:
-    """Return the constant value of an index; None where it varies."""
+    """Return the constant value of an index; None if it varies."""
     if isinstance(value.owner, Common) and value.range is not None and value.range[0] == value.range[1]:
         return value.range[0]
     return None
 
 
 def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
-    """Return the lane whose row one shared index picks."""
+    """Return the lane of the row that a shared index selects."""
     index = access.columns[dim]
     if rows.order is not None or not isinstance(index.owner, Common):
         return None
@@ -155,7 +171,11 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
 
 
 def _split_columns(site: Site, indices: Value, count: int, last: int) -> list[Value]:
-    """Split an index array into one array per dimension; `last` is the axis that holds the components."""
+    """Split an index array into one array per dimension.
+
+    Args:
+        last: axis of the components.
+    """
     if axis_of(indices.owner) == last:
         mixed = site.mixed("one place is picked by indices of different lanes", "let each lane index its own elements")
         indices = indices.replace(owner=mixed, fact=None)
@@ -192,7 +212,7 @@ def _indexed(
     """Return the access by an array of indices.
 
     Args:
-        sizes: of the window; None to read them from the window array.
+        sizes: of the window; None to take them from the window array.
     """
     full, index_shape = site.shapes[:2]
     offset, indexed = tuple(map(int, dims.offset_dims)), tuple(map(int, dims.start_index_map))
@@ -208,15 +228,18 @@ def _indexed(
 
 
 def of_slice(site: Site, starts: tuple[Value, ...], sizes: Shape) -> Access:
-    """The access of a dynamic slice or update: one index, every dimension kept, clamped."""
+    """Return the access of a dynamic slice or update.
+
+    It has one clamped index, and keeps every dimension.
+    """
     full = site.shapes[0]
-    same = {d: d for d in range(len(full))}
+    identity = {d: d for d in range(len(full))}
     columns = {d: value for d, value in enumerate(starts) if sizes[d] != full[d]}
-    return Access(full, sizes, columns, same, {}, (), False, (len(columns),), sizes)
+    return Access(full, sizes, columns, identity, {}, (), False, (len(columns),), sizes)
 
 
 def check_position(site: Site, operand: Value, access: Access) -> None:
-    """Report a position of a pool with named dimensions that is a constant of the program."""
+    """Report a constant position in a pool with named dimensions."""
     leaf = site.prover.versions.leaf_of.get(operand.version) if operand.version is not None else None
     if leaf is None:
         return
@@ -234,18 +257,22 @@ def check_position(site: Site, operand: Value, access: Access) -> None:
 
 
 def unsorted(site: Site, access: Access) -> Mixed | None:
-    """Return the owner of the result where lanes' indices are declared sorted, which XLA may rely on; else None.
+    """Return the owner of the result if indices of lanes are declared sorted; else None.
 
-    If they are not sorted after all, any element of the result may be anything.
+    XLA may rely on the declaration. If the indices are not sorted, every element of the result is unspecified.
     """
     if not site.params.get("indices_are_sorted"):
         return None
     n = site.params["dimension_numbers"]
     batching = n.start_indices_batching_dims if site.name == "gather" else n.scatter_indices_batching_dims
-    together = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
+    sorted_count = math.prod(size for axis, size in enumerate(access.index_shape[:-1]) if axis not in batching)
     varying = [value.fact for value in access.columns.values() if constant_of(value) is None]
     counting = varying[0] if len(varying) == 1 else None
-    if together <= 1 or not varying or (isinstance(counting, Iota) and access.index_shape[counting.axis] == together):
+    if (
+        sorted_count <= 1
+        or not varying
+        or (isinstance(counting, Iota) and access.index_shape[counting.axis] == sorted_count)
+    ):
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
         site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))
@@ -255,7 +282,10 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
 
 
 def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """Note an index along another axis of a pool that may be out of bounds; it stays inside its row."""
+    """Note an index along another axis of a pool that may be out of bounds.
+
+    Such an index stays inside its row.
+    """
     if not isinstance(operand.owner, PoolRows) and operand.version is None:
         return
     for other in access.columns:

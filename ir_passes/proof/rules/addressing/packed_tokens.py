@@ -237,7 +237,10 @@ def at_token(site: Site, operand: Value, access: Access) -> LaneOfToken | NonPad
 
 
 def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Return the cases of a select by a padding mask, with the entry of a slot map or page table refined."""
+    """Return the cases of a select by a padding mask, with refined entries.
+
+    The refined case is an entry of a slot map or page table.
+    """
     if len(cases) != 2 or not isinstance(mask.fact, NonPadding):
         return cases
     entry = real_entry(mask.fact, cases[mask.fact.when])
@@ -247,8 +250,8 @@ def real_only(mask: Value, cases: tuple[Value, ...]) -> tuple[Value, ...]:
 def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) -> list[Value]:
     """Return the operands of a branch that is taken if a layout mask is `when`.
 
-    The token of the previous iteration is of this iteration's lane if the mask puts both into one lane. An entry of a
-    slot map or page table belongs to a real token if the mask excludes padding.
+    If the mask puts the tokens of the previous and of this iteration into one lane, both belong to this iteration's
+    lane. An entry of a slot map or page table belongs to a real token if the mask excludes padding.
     """
     fact, values = mask.fact, list(operands)
     if isinstance(fact, NonPadding) and fact.when == when:
@@ -287,7 +290,10 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
-    """Return the axes of tokens or lanes of an array; None if the array depends on anything else."""
+    """Return the token or lane axes of an array.
+
+    None if the array depends on anything else.
+    """
     owner = value.owner
     if isinstance(owner, Common):
         return frozenset()
@@ -305,19 +311,22 @@ def _paired(site: Site, operands: list[Value]) -> TokenPairs | None:
     """
     token_axes = [_tokens_of(value) for value in operands]
     axes = [tokens for tokens in token_axes if tokens is not None]
-    if len(axes) < len(token_axes) or not all(_full(site, k, tokens) for k, tokens in enumerate(axes)):
+    if len(axes) < len(token_axes) or not all(_has_full_length(site, k, tokens) for k, tokens in enumerate(axes)):
         return None
     return _pairs(frozenset[LaneRows]().union(*axes))
 
 
 def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
-    """Return the fact for pairs of tokens, or of lanes and tokens; None unless there are two axes."""
+    """Return the fact for pairs of tokens, or pairs of lanes and tokens.
+
+    None unless there are two axes.
+    """
     if len(axes) != 2 or len({owner.axis for owner in axes}) != 2 or not any(owner.packed for owner in axes):
         return None
     return TokenPairs(*sorted(axes, key=lambda owner: (bool(owner.packed), owner.axis)))
 
 
-def _full(site: Site, operand: int, axes: Iterable[LaneRows]) -> bool:
+def _has_full_length(site: Site, operand: int, axes: Iterable[LaneRows]) -> bool:
     """True if an operand has the result's rank and its length along some axes."""
     shape, token_axes = site.shapes[operand], [owner.axis for owner in axes]
     if shape == ():
@@ -341,17 +350,21 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
     if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
         return result.replace(fact=replace(x, padding="last"))
-    special = _finite_mask(site, operands)
-    if special is not None:
-        return result.replace(fact=special)
+    finite_mask = _finite_mask(site, operands)
+    if finite_mask is not None:
+        return result.replace(fact=finite_mask)
     pair = _paired(site, operands)
     if site.name in ("eq", "ne"):
         ids = {owner: value.fact for value in operands if (owner := _lane_numbers(site, value)) is not None}
         pairs = _pairs(frozenset(ids))
-        if pairs is not None and all(_full(site, k, (owner,)) for k, owner in enumerate(ids)):
+        if pairs is not None and all(_has_full_length(site, k, (owner,)) for k, owner in enumerate(ids)):
             padding = getattr(ids[pairs.columns], "padding", "") == "last"
             return result.replace(fact=SameLane(pairs.rows, pairs.columns, padding, when=site.name == "eq"))
-    if isinstance(x, MaskedOut) and isinstance(result.owner, LaneRows) and _full(site, 0, (x.rows, x.columns)):
+    if (
+        isinstance(x, MaskedOut)
+        and isinstance(result.owner, LaneRows)
+        and _has_full_length(site, 0, (x.rows, x.columns))
+    ):
         fact = outlives(x, site.name, ir.dtype_of(site.eqn.invars[0]), ir.dtype_of(site.eqn.outvars[0]))
         if fact is not None:
             return result.replace(fact=fact)
@@ -372,8 +385,8 @@ def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None
         return None
     (fact,) = facts
     for k, value in enumerate(operands):
-        own = value.fact == fact and _full(site, k, (tokens(fact.axis, fact.layout),))
-        if not own and not isinstance(value.owner, Common):
+        pads_alike = value.fact == fact and _has_full_length(site, k, (tokens(fact.axis, fact.layout),))
+        if not pads_alike and not isinstance(value.owner, Common):
             return None
     return fact.axis, fact.layout
 
@@ -393,7 +406,10 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
 
 
 def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
-    """Return the owner of tokens or lanes if each element is the number of its lane; None for other arrays."""
+    """Return the owner of an array that holds each element's lane number.
+
+    None for other arrays.
+    """
     fact, lanes = value.fact, site.prover.bound.lanes
     if isinstance(fact, SegmentIds):
         return tokens(fact.axis, fact.layout)
@@ -405,7 +421,7 @@ def _lane_numbers(site: Site, value: Value) -> LaneRows | None:
 def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     """Return the result of a logical operation on masks of pairs; None for other masks.
 
-    "and" is true, and "or" false, only if both operands are.
+    "and" is true only if both operands are true; "or" is false only if both operands are false.
     """
     facts = [value.fact for value in operands]
     same_lane = [fact for fact in facts if isinstance(fact, SameLane)]
@@ -413,20 +429,20 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
         return result.replace(fact=replace(same_lane[0], when=not same_lane[0].when)) if same_lane else None
     when = site.name == "and"
     if any(fact.when != when for fact in same_lane):
-        # true of one of two equal masks
+        # equal masks: "and" and "or" return the mask itself
         alike = len({*facts}) == 1 and not isinstance(result.owner, Mixed)
-        whole = all(_full(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
-        return result.replace(fact=same_lane[0]) if alike and whole else None
+        full_shape = all(_has_full_length(site, k, (same_lane[0].rows, same_lane[0].columns)) for k in (0, 1))
+        return result.replace(fact=same_lane[0]) if alike and full_shape else None
     if not same_lane:
-        fact = _between_bounds(site, facts, when) or _between_limits(site, facts, when)
+        fact = _mask_between_bounds(site, facts, when) or _mask_between_limits(site, facts, when)
         fact = fact or (None if result.fact else _real_rows(site, facts, when))
         return None if fact is None else result.replace(fact=fact)
     mask = same_lane[0]
     operand_axes = [_tokens_of(value) for value in operands]
-    if not _full(site, facts.index(mask), (mask.rows, mask.columns)):
+    if not _has_full_length(site, facts.index(mask), (mask.rows, mask.columns)):
         return None
     if not all(
-        axes is not None and axes <= {mask.rows, mask.columns} and _full(site, k, axes)
+        axes is not None and axes <= {mask.rows, mask.columns} and _has_full_length(site, k, axes)
         for k, axes in enumerate(operand_axes)
     ):
         return None
@@ -435,8 +451,8 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
     return result.replace(owner=owner, fact=replace(mask, padding=mask.padding and not real))
 
 
-def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
-    """Return the mask of lanes and tokens between the entries i and i + 1 of cu_seqlens."""
+def _mask_between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
+    """Return the mask of lanes and their tokens, from comparisons with both bounds of lanes."""
     begun = {fact.first: fact for fact in facts if isinstance(fact, LaneStarted)}
     if begun.keys() != {0, 1} or site.prover.bound.lanes == 1:
         return None
@@ -444,12 +460,20 @@ def _between_bounds(site: Site, facts: list[Fact | None], when: bool) -> SameLan
     if (first.when, second.when) != (when, not when) or replace(second, first=0, when=when) != first:
         return None
     rows, columns = LaneRows(first.lanes), tokens(first.tokens, first.layout)
-    whole = all(_full(site, k, (rows, columns)) for k in (0, 1))
-    return SameLane(rows, columns, when=when) if whole and site.shape[first.lanes] == site.prover.bound.lanes else None
+    full_shape = all(_has_full_length(site, k, (rows, columns)) for k in (0, 1))
+    return (
+        SameLane(rows, columns, when=when)
+        if full_shape and site.shape[first.lanes] == site.prover.bound.lanes
+        else None
+    )
 
 
-def _between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
-    """Return the mask of tokens not before the lane of another token, and not later than it or its lane."""
+def _mask_between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLane | None:
+    """Return the same-lane mask from two comparisons of tokens.
+
+    The first comparison: a token is not before the start of the other token's lane. The second: it is not later than
+    the other token, or not past the end of that token's lane.
+    """
     first = next((fact for fact in facts if isinstance(fact, LaneLimit) and fact.side == "start"), None)
     if first is None or first.when != when:
         return None
@@ -457,23 +481,23 @@ def _between_limits(site: Site, facts: list[Fact | None], when: bool) -> SameLan
     last = (replace(first, side="stop"), NotLater(first.rows, first.columns, when))
     if rows.axis > columns.axis or not any(fact in last for fact in facts):
         return None
-    whole = all(_full(site, k, (rows, columns)) for k in (0, 1))
-    return SameLane(rows, columns, when=when) if whole else None
+    full_shape = all(_has_full_length(site, k, (rows, columns)) for k in (0, 1))
+    return SameLane(rows, columns, when=when) if full_shape else None
 
 
 def _real_rows(site: Site, facts: list[Fact | None], when: bool) -> NonPadding | None:
-    """Return the padding mask of a logical operation on one."""
+    """Return the padding mask that a logical operation on a padding mask gives."""
     for k, fact in enumerate(facts):
         if isinstance(fact, NonPadding) and fact.when == when:
-            if _full(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
+            if _has_full_length(site, k, () if fact.axis is None else (tokens(fact.axis, fact.layout),)):
                 return replace(fact, exact=False)
     return None
 
 
 def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLane) -> bool:
-    """True if a mask excludes padding along the columns of a same-lane mask and tokens along its rows.
+    """True if a mask excludes padding along the columns of a same-lane mask.
 
-    A token that is not later than another token that is no padding is no padding.
+    Padding follows all real tokens. So a token that is not later than a real token is real.
     """
     if fact is None or getattr(fact, "when", None) != mask.when:
         return False
@@ -481,11 +505,11 @@ def _excludes_padding(site: Site, operand: int, fact: Fact | None, mask: SameLan
         return (fact.rows, fact.columns) == (mask.rows, mask.columns) and not fact.padding
     if isinstance(fact, NotLater):
         one_layout = mask.rows.packed == mask.columns.packed
-        whole = _full(site, operand, (mask.rows, mask.columns))
-        return one_layout and whole and (fact.rows, fact.columns) == (mask.rows.axis, mask.columns.axis)
+        full_shape = _has_full_length(site, operand, (mask.rows, mask.columns))
+        return one_layout and full_shape and (fact.rows, fact.columns) == (mask.rows.axis, mask.columns.axis)
     if isinstance(fact, NonPadding) and fact.axis is not None:
-        own = tokens(fact.axis, fact.layout)
-        return own == mask.columns and _full(site, operand, (own,))
+        owner = tokens(fact.axis, fact.layout)
+        return owner == mask.columns and _has_full_length(site, operand, (owner,))
     return False
 
 
@@ -501,7 +525,7 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     if (
         isinstance(mask.fact, SameLane)
         and not mask.fact.padding
-        and _full(site, 0, (mask.fact.rows, mask.fact.columns))
+        and _has_full_length(site, 0, (mask.fact.rows, mask.fact.columns))
     ):
         rows, columns = mask.fact.rows, mask.fact.columns
         excluded_axes = [_tokens_of(value) for value in (mask, cases[not mask.fact.when])]
@@ -513,15 +537,15 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
         ):
             return result
         number = _literal(site, site.eqn.invars[2 - mask.fact.when])
-        absent = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
-        return result.replace(owner=rows, fact=absent)
+        masked = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
+        return result.replace(owner=rows, fact=masked)
     finite = mask.fact
     if isinstance(finite, IsFinite) and finite.number == cases[finite.when].number and site.shapes[0] == site.shape:
         number = _literal(site, site.eqn.invars[2 - finite.when])
-        known = cases[finite.when].fact
+        case_fact = cases[finite.when].fact
         if number is not None and math.isfinite(number):
             return result.replace(
-                fact=Finite(finite.excluded | (known.excluded if isinstance(known, Finite) else set()))
+                fact=Finite(finite.excluded | (case_fact.excluded if isinstance(case_fact, Finite) else set()))
             )
     pair = _paired(site, operands)
     return result.replace(fact=pair) if pair is not None and isinstance(result.owner, Mixed) else result
@@ -571,9 +595,9 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _literal(site: Site, atom: Any) -> float | None:
-    """Return the literal that all elements of an operand equal.
+    """Return the literal of an operand with equal elements.
 
-    None for an operand that is no broadcast literal, or if a conversion changes the number.
+    None if the operand is not a broadcast literal, or if a conversion changes the number.
     """
     producers = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
     dtypes = [ir.dtype_of(atom)]

@@ -1,13 +1,15 @@
 """Page tables: arithmetic on their entries, and reads and writes of pages by them.
 
-An index into a pool by page table is believed where its fact is a `PageEntry`: its quotient by the number of indices to
-a page is an entry of its own lane, whichever of the lane's entries that is. So every read of a table at whatever
-position keeps the fact, and so do `entry * page_size + offset` and its undoing by division.
+The proof accepts an index into a pool by page table if its fact is a `PageEntry`: the quotient by the number of indices
+per page is some entry of the lane's own table. So a read of a table at any position keeps the fact. The expression
+`entry * page_size + offset` and a division of it by `page_size` keep the fact, too.
 
-Why a read is the lane's own: a page that the lane's table names is its own, one that nobody writes to (a shared prefix
-or the null page, which are the same whatever other lanes do), or out of bounds, where the read is filled or clamped to
-the null page. Why a write is: the host promises that the pages a lane writes to are named by no other lane and are not
-the null page (`PageTable`), and a write out of bounds is dropped.
+Why a read stays within the lane: a page that the lane's table names is the lane's own page, a page without writers, or
+out of bounds. Pages without writers are a shared prefix and the null page; other lanes cannot change them. A read out
+of bounds is filled, or clamped to the null page.
+
+Why a write stays within the lane: the host promises (`PageTable`) that no other lane names the pages that a lane writes
+to, and that they are not the null page. A write out of bounds is dropped.
 """
 
 from dataclasses import replace
@@ -19,7 +21,7 @@ from ir_passes.proof.values import Negative, PageEntry, PlusConstant, Range, Val
 from ir_passes.proof.violations import ViolationKind
 
 LOWEST = -(1 << 30)
-"""Numbers up to this one stay negative when a length of an axis is added to count from its end."""
+"""Numbers up to this one stay negative after the length of an axis is added."""
 _MAX_RAISE = 1 << 29
 EACH_RANK = (
     "keep tokens, page tables and pages whole on every device, and split heads or channels; or compile a step for each "
@@ -32,9 +34,10 @@ _BY_PAGE = (
 
 
 def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
-    """Return the fact of an entry times a constant: (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s.
+    """Return the fact of an entry times a constant.
 
-    An index past every pool stays past it, and a negative one negative. Nothing is known if the product may wrap.
+    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. An index past every pool stays past it. A negative
+    index stays negative. None if the product may wrap.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
@@ -43,9 +46,9 @@ def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | Non
 
 
 def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
-    """The fact of an entry plus an offset that stays within the page.
+    """Return the fact of an entry plus an offset that stays within the page.
 
-    A row past every pool stays past it. One below row 0 may become a row, so that nothing is known then.
+    A row past every pool stays past it. None if the entry may be below row 0: the sum may then be a row.
     """
     fact, by = x.fact, y.range
     if not isinstance(fact, PageEntry) or by is None or by[0] < 0:
@@ -56,9 +59,9 @@ def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
 
 
 def over(x: Value, divisor: int | None) -> PageEntry | None:
-    """The fact of an entry divided by a constant: (entry * sc + o) // c is entry * s + o // c.
+    """Return the fact of an entry divided by a constant.
 
-    Division rounds to zero, so that something below row 0 may become a row.
+    (entry * sc + o) // c is entry * s + o // c. Division rounds to zero, so a number below row 0 may become a row.
     """
     fact = x.fact
     if not isinstance(fact, PageEntry) or not divisor or divisor < 1 or fact.stride % divisor:
@@ -68,16 +71,16 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
     return replace(fact, stride=fact.stride // divisor, spare=fact.spare // divisor)
 
 
-def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | None:
-    """The fact of a choice: between entries of a lane, one of them; between these and rows past the pool, as it says.
+def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
+    """Return the fact of a select between entries of a lane and unowned rows.
 
-    `where(x < 0, x + length, x)`, by which JAX counts negative indices from the end, changes only what is negative:
-    what is far below row 0 stays below it, and nothing is known where something else is. Chosen by anything else,
-    `entry + size` is past every pool; what is far below row 0 is below it there too.
+    JAX counts negative indices from the end by `where(x < 0, x + length, x)`. This select changes negative numbers
+    only. A number far below row 0 stays below it; there is no fact for other negative numbers. With any other
+    predicate, `entry + size` is past every pool, and a number far below row 0 stays below it.
 
     Args:
-        which: what decides.
-        cases: the values, the one for false first.
+        predicate: of the select.
+        cases: values, first the value for false.
     """
     facts = [case.fact for case in cases]
     for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
@@ -87,7 +90,7 @@ def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | No
         number, low = cases[entry].number, frozenset({"below"} if "lowest" in first.alternatives else ())
         if raised.number != number or raised.by > _MAX_RAISE or "below" in first.alternatives:
             return None
-        if k == 0 and which.fact == Negative(number):
+        if k == 0 and predicate.fact == Negative(number):
             return replace(first, alternatives=first.alternatives - {"lowest"} | low)
         if cases[other].range is not None and raised.by >= _size(site, first):
             return replace(first, alternatives=first.alternatives | low | {"past"})
@@ -95,30 +98,33 @@ def chosen(site: Site, which: Value, cases: tuple[Value, ...]) -> PageEntry | No
     entries = [fact for fact in facts if isinstance(fact, PageEntry)]
     if not entries or len({(fact.leaf, fact.stride) for fact in entries}) > 1:
         return None
-    others = {nowhere(site, case, cases) for case in cases if not isinstance(case.fact, PageEntry)}
-    if None in others:
+    kinds = {nowhere(site, case, cases) for case in cases if not isinstance(case.fact, PageEntry)}
+    if None in kinds:
         return None
-    alternatives = frozenset(kind for kind in others if kind).union(*(fact.alternatives for fact in entries))
+    alternatives = frozenset(kind for kind in kinds if kind).union(*(fact.alternatives for fact in entries))
     return replace(entries[0], spare=max(fact.spare for fact in entries), alternatives=alternatives)
 
 
-def nowhere(site: Site, row: Value, among: tuple[Value, ...]) -> str | None:
-    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`; None for one that a lane may own."""
-    entry = next((case.fact for case in among if isinstance(case.fact, PageEntry)), None)
+def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
+    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`.
+
+    None for a row that a lane may own.
+    """
+    entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None
     return "past" if row.range[0] >= _size(site, entry) else below(row.range)
 
 
 def _size(site: Site, fact: PageEntry) -> int:
-    """The first number past every pool, counted as the entries are."""
+    """Return the first number past every pool, in units of the entries."""
     table = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(table, PageTable)
     return table.size * fact.stride
 
 
 def below(bounds: Range) -> str | None:
-    """The kind of numbers that are all negative; None for others."""
+    """Return the kind of negative numbers; None for other numbers."""
     return "lowest" if bounds[1] <= LOWEST else "below" if bounds[1] < 0 else None
 
 
@@ -131,13 +137,13 @@ def page_fault(
     drops: bool,
     write: bool,
 ) -> Mixed | None:
-    """Return the fault of picking rows of a pool by entries of a page table, None where there is none.
+    """Return the fault of a pool access by page table; None without a fault.
 
     Args:
-        split: axes of the mesh over which the lanes of the entries are split.
+        split: axes of the mesh that split the lanes of the entries.
         shape: of the pool.
-        drops: whether a row outside of it is left out, or read as a fill value.
-        write: whether rows are written; otherwise they are read.
+        drops: True if a write skips rows outside of the pool, or a read fills them.
+        write: True for a write, False for a read.
     """
     path, table = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs[fact.leaf]
     entry, pages = table.entry, table.path
@@ -172,8 +178,8 @@ def page_fault(
             ".at[segment, page].get(mode='fill', fill_value=size)"
         )
         return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-    past = "past" in fact.alternatives
-    if past and (length > entry.size * indices or not drops):
+    may_be_past = "past" in fact.alternatives
+    if may_be_past and (length > entry.size * indices or not drops):
         message = f"rows of {path} are picked by {pages} or by a row past its last page"
         remedy = "give the pool as many pages as the page table, and use mode='drop' for writes, mode='fill' for reads"
         return site.mixed(f"{message}, which may be a lane's", remedy, ViolationKind.WRONG_ROW)
@@ -185,6 +191,6 @@ def page_fault(
 
 
 def no_entry(site: Site, path: str) -> Mixed:
-    """The owner of rows that are picked by something else than entries of a page table."""
+    """Return the owner of rows that are not selected by entries of a page table."""
     message = f"pages of {path} are picked by an index that is not an entry of the lane's row in its page table"
     return site.mixed(message, _BY_PAGE, ViolationKind.WRONG_ROW)

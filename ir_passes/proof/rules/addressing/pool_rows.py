@@ -1,4 +1,4 @@
-"""Reads and writes of pools by slot."""
+"""Reads and writes of pools by slot map or page table."""
 
 from dataclasses import replace
 
@@ -35,16 +35,18 @@ def read(site: Site, operand: Value, access: Access) -> Value:
         )
         version = site.prover.versions.part_of(operand.version)
         return Value(site.join(part, access.owners(site)), intact=intact, version=version)
-    found = _row_owner(site, pool, access, write=False)
-    if isinstance(found, Mixed):
-        return Value(found)
+    rows = _row_owner(site, pool, access, write=False)
+    if isinstance(rows, Mixed):
+        return Value(rows)
     intact = None
     if operand.intact is not None:
-        by = _places(access.columns[axis])
-        intact = UnchangedRows(operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", by)))
-    if access.reveals_places(found, without=axis):
+        row_key = _row_key(access.columns[axis])
+        intact = UnchangedRows(
+            operand.intact.leaf, entered(access.taken(operand.intact.view, axis), ("by slot", row_key))
+        )
+    if access.reveals_places(rows, without=axis):
         return Value(site.mixed(_PLACES, REMEDY))
-    owner = site.join(found, access.owners(site, without=axis))
+    owner = site.join(rows, access.owners(site, without=axis))
     if pool.split and isinstance(owner, LaneRows | OneLane) and not counts_within(site, access.columns[axis]):
         return Value(replace(owner, unreduced=pool.split))
     return Value(owner, intact=intact)
@@ -54,7 +56,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     """Write rows of a pool; return its next version.
 
     Args:
-        replaces: whether the updates take the place of what was there; otherwise they are combined with it.
+        replaces: True if the updates replace the rows; False if they are combined with them.
     """
     pool = operand.owner
     assert isinstance(pool, PoolRows)
@@ -62,62 +64,69 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     if access.all_outside():
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     if access.whole(axis):
-        return _put_back(site, operand, updates, access)
-    if _to_null_row(site, pool, access):
+        return _write_part(site, operand, updates, access)
+    if _writes_null_row(site, pool, access):
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
-    found = _row_owner(site, pool, access, write=True)
-    if isinstance(found, Mixed):
-        return Value(found)
-    if isinstance(found, LaneRows | OneLane) and found.split and not counts_within(site, access.columns[axis]):
-        along = ", ".join(map(str, found.split))
+    rows = _row_owner(site, pool, access, write=True)
+    if isinstance(rows, Mixed):
+        return Value(rows)
+    if isinstance(rows, LaneRows | OneLane) and rows.split and not counts_within(site, access.columns[axis]):
+        along = ", ".join(map(str, rows.split))
         message = f"each device along {along} writes the rows of its own lanes to its own copy of a pool"
         remedy = "split lanes with a row pool, or write the pool outside of the shard_map"
         return Value(site.mixed(message, remedy, ViolationKind.COLLECTIVE))
     content = site.join(updates.owner, access.owners(site, without=axis))
     if isinstance(content, Mixed):
         return Value(content)
-    if not isinstance(content, Common) and content != found:
+    if not isinstance(content, Common) and content != rows:
         message = f"rows of pool {pool.group!r} are written with values of other lanes than the rows' owners"
         return Value(site.mixed(message, "write to each row what its own lane computed", ViolationKind.WRONG_ROW))
-    at = found.axis if isinstance(found, LaneRows) and found.order is not None else None
-    if access.reveals_places(found, without=axis) or (at is not None and reveals_places(updates, site.shapes[-1], at)):
+    row_axis = rows.axis if isinstance(rows, LaneRows) and rows.order is not None else None
+    if access.reveals_places(rows, without=axis) or (
+        row_axis is not None and reveals_places(updates, site.shapes[-1], row_axis)
+    ):
         return Value(site.mixed(_PLACES, REMEDY))
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry | PageEntry)
     intact = operand.intact
     if intact is not None:
-        intact = intact.after_write(updates.intact, lambda view: _put_by_slot(view, access, axis)) if replaces else None
-    later = replace(pool, writers=pool.writers | {index.leaf})
-    return Value(later, intact=intact, version=site.prover.versions.succeed(operand.version))
+        intact = (
+            intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
+            if replaces
+            else None
+        )
+    successor = replace(pool, writers=pool.writers | {index.leaf})
+    return Value(successor, intact=intact, version=site.prover.versions.succeed(operand.version))
 
 
-def _to_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
-    """Whether an idle lane writes to the null row, and so not to its own."""
+def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:
+    """True if an idle lane writes to the null row, not to the lane's row."""
     if not site.prover.idle or constant_of(access.columns.get(pool.axis, Value())) != 0:
         return False
-    entries = [one.entry for one in site.prover.bound.inputs]
-    mine = [entry for entry in entries if isinstance(entry, SlotMap | PageTable) and pool.group in entry.names]
-    # the null page is read by every lane, and written by none
-    return all(isinstance(entry, SlotMap) and entry.null for entry in mine)
+    entries = [bound_input.entry for bound_input in site.prover.bound.inputs]
+    pool_entries = [entry for entry in entries if isinstance(entry, SlotMap | PageTable) and pool.group in entry.names]
+    # every lane may read the null page, and no lane may write it
+    return all(isinstance(entry, SlotMap) and entry.null for entry in pool_entries)
 
 
-def _places(index: Value) -> tuple:
-    """The places that an index names, for comparing them: a lane has one entry in a slot map, and several within it.
+def _row_key(index: Value) -> tuple:
+    """Return a key of the rows that an index selects.
 
-    A lane has several pages, too.
+    A lane has one entry in a slot map, so its fact identifies the rows. A lane has several elements within a row and
+    several pages, so these need the number of the index, too.
     """
     fact = index.fact
-    several = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)
-    return (fact, index.number) if several else (fact,)
+    has_several_rows = isinstance(fact, PageEntry) or (isinstance(fact, SlotEntry) and fact.stride != 1)
+    return (fact, index.number) if has_several_rows else (fact,)
 
 
-def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
-    """Return the view after rows are written back by the slot map that they were read by, guarded then or only now.
+def _view_after_row_write(view: View, access: Access, axis: int) -> View | None:
+    """Return the view after rows are written back by the slot map of their read.
 
-    Places within rows, and pages, are put back by the very index that they were read by.
+    The read may lack the guard of the write. Elements within rows, and pages, need the same index for read and write.
     """
     index = access.columns[axis]
-    forms = [_places(index)]
+    forms = [_row_key(index)]
     if isinstance(index.fact, SlotEntry) and index.fact.stride == 1:
         forms.append((replace(index.fact, guard=None, alternatives=frozenset()),))
     for by in forms:
@@ -127,8 +136,8 @@ def _put_by_slot(view: View, access: Access, axis: int) -> View | None:
     return None
 
 
-def _put_back(site: Site, operand: Value, updates: Value, access: Access) -> Value:
-    """Write a part of every row back where it was taken."""
+def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> Value:
+    """Write a part of every row back to its place."""
     pool, part = operand.owner, updates.owner
     assert isinstance(pool, PoolRows)
     if not isinstance(part, PoolRows) or access.put(part.view, pool.axis) != pool.view or part.leaf != pool.leaf:
@@ -158,11 +167,11 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
             "" if constant is None else f", {constant}"
         )
         remedy = "make the row an operand: an entry of a slot map"
-        # the index of several pools is one fault
+        # one index into several pools gives one fault
         violation = replace(site.violation(ViolationKind.CONSTANT, message, remedy), fault=index.number)
         site.prover.violations.append(violation)
         return Mixed(violation)
-    tables = [one.entry for one in site.prover.bound.inputs if isinstance(one.entry, PageTable)]
+    tables = [bound_input.entry for bound_input in site.prover.bound.inputs if isinstance(bound_input.entry, PageTable)]
     if isinstance(index.fact, PageEntry):
         split = getattr(access.index_owner(axis), "split", ())
         fault = page_fault(site, pool, index.fact, split, access.full, access.drops, write)
@@ -180,7 +189,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
         if pool.inner > 1:
             remedy = f"index by slots * {pool.inner} + offset, with offsets below {pool.inner}, or do not merge axes"
         owner = site.mixed(message, remedy, ViolationKind.WRONG_ROW)
-        # the index that a lane reads by and writes by is one fault
+        # one index for reads and writes gives one fault
         return Mixed(replace(owner.cause, fault=index.number))
     fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
     owner = access.index_owner(axis)
@@ -192,18 +201,18 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
 
 
 def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
-    """Note which rows of a pool are read or written, to be compared with those of its group.
+    """Record the rows that an access reads or writes, for comparison within the pool's group.
 
     Args:
-        index: by which the rows are picked.
+        index: index of the rows.
         owner: of the entries.
-        shape: of what is read or written; along the owner's axis one row for each entry.
+        shape: of the window array; along the owner's axis one row for each entry.
     """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)
-        lane, whose = None, (owner.start, lanes, owner.order, owner.packed)
+        lane, lanes_of_rows = None, (owner.start, lanes, owner.order, owner.packed)
     else:
-        lane, whose = (owner, (owner.lane, owner.packed)) if isinstance(owner, OneLane) else (None, None)
+        lane, lanes_of_rows = (owner, (owner.lane, owner.packed)) if isinstance(owner, OneLane) else (None, None)
     fact = index.fact
     rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
-    site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, whose), lane, site))
+    site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, lanes_of_rows), lane, site))

@@ -1,4 +1,4 @@
-"""Rows that are picked by entries of slot maps: whether they are those that the map promises, on every device."""
+"""Checks that an index by slot map selects the promised rows, on every device."""
 
 import math
 
@@ -13,12 +13,12 @@ from ir_passes.proof.violations import ViolationKind
 def map_fault(
     site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
 ) -> Mixed | None:
-    """Return the fault of picking rows of a pool by an entry of a slot map, None where there is none.
+    """Return the fault of a pool access by slot map; None without a fault.
 
     Args:
-        shape: of the pool, as it lies on one device.
-        drops: whether a row past its end is left out.
-        write: whether rows are written; otherwise they are read.
+        shape: of the pool on one device.
+        drops: True if a row past the end of the pool is skipped.
+        write: True for a write, False for a read.
     """
     path = site.prover.bound.inputs[pool.leaf].path
     rows = shape[pool.axis] // pool.inner * site.prover.devices_along(pool.split)
@@ -40,8 +40,8 @@ def map_fault(
         if local not in site.prover.devices:
             message = f"{slots} counts rows within a device along {local!r}, and this is no program of one device"
             return site.mixed(message, f"use it inside of a shard_map over {local!r}", ViolationKind.WRONG_ROW)
-    others = [site.prover.bound.inputs[leaf] for leaf in sorted(pool.writers - {fact.leaf})]
-    shared = [one.path for one in others if not (entry.disjoint or getattr(one.entry, "disjoint", False))]
+    writers = [site.prover.bound.inputs[leaf] for leaf in sorted(pool.writers - {fact.leaf})]
+    shared = [writer.path for writer in writers if not (entry.disjoint or getattr(writer.entry, "disjoint", False))]
     if shared:
         message = f"{path} is {'written' if write else 'read'} by {slots} after rows of it were written by {shared[0]}"
         remedy = (
@@ -77,28 +77,39 @@ def map_fault(
 
 
 def is_optional_map(bound: BoundContract, leaf: int, group: str) -> bool:
-    """Whether a slot map is one of second rows, which a lane that is not idle may lack, on the null row there."""
+    """True for a slot map of optional second rows.
+
+    An active lane without a second row has the null row there.
+    """
     entry = bound.inputs[leaf].entry
-    maps = [one.entry for one in bound.inputs if isinstance(one.entry, SlotMap) and group in one.entry.names]
+    maps = [
+        bound_input.entry
+        for bound_input in bound.inputs
+        if isinstance(bound_input.entry, SlotMap) and group in bound_input.entry.names
+    ]
     return isinstance(entry, SlotMap) and entry.disjoint and entry.null and len(maps) > 1
 
 
 def _local(site: Site, fact: SlotEntry) -> str | None:
-    """Return the mesh axis on whose devices a slot map counts rows; None where it counts those of the whole pool."""
+    """Return the mesh axis of a slot map with row numbers local to each device.
+
+    None if the row numbers are global.
+    """
     entry = site.prover.bound.inputs[fact.leaf].entry
     assert isinstance(entry, SlotMap)
     return entry.local
 
 
 def counts_within(site: Site, index: Value) -> bool:
-    """Whether an index counts rows within a device."""
+    """True if an index has row numbers local to a device."""
     return isinstance(index.fact, SlotEntry) and _local(site, index.fact) is not None
 
 
 def device_fault(site: Site, pool: PoolRows, fact: SlotEntry, owner: Owner, access: Access) -> Mixed | None:
-    """Return the fault of row numbers of a split pool that are not global ones less the rows of the devices before.
+    """Return the fault of row numbers of a split pool; None without a fault.
 
-    Those of a slot map that counts within a device are used as they are, by the lanes of the device.
+    Each device must subtract the number of rows on the previous devices from global row numbers. Local row numbers are
+    used unchanged, by the lanes of the device.
     """
     local, slots = _local(site, fact), site.prover.bound.inputs[fact.leaf].path
     if local is not None and isinstance(owner, LaneRows | OneLane):

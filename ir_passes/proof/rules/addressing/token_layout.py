@@ -52,10 +52,10 @@ _IMPLIED = {
     "ge": (0, True), "gt": (1, True), "lt": (0, False), "le": (1, False), "eq": (0, True), "ne": (0, False),
 }  # fmt: skip
 """Comparison of a number with 0 -> least number, for results with this truth value."""
-_Found = tuple[Fact, Range | None]
+_FactAndBounds = tuple[Fact, Range | None]
 
 
-def lane_of_token(fact: LaneStarted | OffsetCounts, count: int, axis: int, lanes: int) -> _Found | None:
+def lane_of_token(fact: LaneStarted | OffsetCounts, count: int, axis: int, lanes: int) -> _FactAndBounds | None:
     """Return the fact about `sum(cu_seqlens <= t)`; None if the sum misses lanes.
 
     Args:
@@ -83,12 +83,12 @@ def refined(site: Site, operands: list[Value], result: Value) -> Value:
     if fact_and_bounds is None:
         return result
     fact, bounds = fact_and_bounds
-    if not _represented(site, fact):
+    if not _is_representable(site, fact):
         return result
     return result.replace(fact=fact, range=result.range if bounds is None else bounds)
 
 
-def _represented(site: Site, fact: Fact) -> bool:
+def _is_representable(site: Site, fact: Fact) -> bool:
     """True if the dtype holds all numbers of a fact, also plus a constant."""
     match fact:
         case IndexSum(axis, by):
@@ -100,50 +100,52 @@ def _represented(site: Site, fact: Fact) -> bool:
     return True
 
 
-def _full(site: Site, operand: int, axis: int | None) -> bool:
+def _has_full_length(site: Site, operand: int, axis: int | None) -> bool:
     """True if an operand has the result's rank, and its length along an axis."""
     shape = site.shapes[operand]
     return len(shape) == len(site.shape) and (axis is None or shape[axis] == site.shape[axis])
 
 
-def _sum(site: Site, operands: list[Value]) -> _Found | None:
+def _sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about a sum of indices, constants, starts and lengths."""
     for x, y in ((0, 1), (1, 0)):
         by = constant_of(operands[y])
         if by is not None and _same_shape(site, x):
             return _plus(site, operands[x], by)
         start, length = operands[x].fact, operands[y].fact
-        if isinstance(start, Offsets) and isinstance(length, Lengths) and _along(site, start, length):
+        if isinstance(start, Offsets) and isinstance(length, Lengths) and _same_entries(site, start, length):
             if start.first == length.first:
                 return replace(start, first=start.first + 1, plus=start.plus + length.plus), None
     longest = max(range(2), key=lambda operand: max(site.shapes[operand], default=0))
     return _two_axes(site, operands[longest], operands[1 - longest], (longest, 1 - longest), 1)
 
 
-def _along(site: Site, x: Offsets | Lengths, y: Offsets | Lengths) -> bool:
+def _same_entries(site: Site, x: Offsets | Lengths, y: Offsets | Lengths) -> bool:
     """True if both operands have entries of one layout along one axis."""
-    whole = _full(site, 0, x.axis) and _full(site, 1, y.axis)
-    return whole and (x.layout, x.axis) == (y.layout, y.axis)
+    full_length = _has_full_length(site, 0, x.axis) and _has_full_length(site, 1, y.axis)
+    return full_length and (x.layout, x.axis) == (y.layout, y.axis)
 
 
-def _two_axes(site: Site, x: Value, y: Value, places: tuple[int, int], slope: int) -> _Found | None:
+def _two_axes(site: Site, x: Value, y: Value, positions: tuple[int, int], slope: int) -> _FactAndBounds | None:
     """Return the fact about indices along two axes, x + `slope` * y.
 
     Args:
-        places: positions of x and y among the operands.
+        positions: of x and y among the operands.
     """
     index, window = _counted(x), _counted(y)
     if index is None or window is None or index.axis == window.axis:
         return None
-    if not _full(site, places[0], index.axis) or not _full(site, places[1], window.axis):
+    if not _has_full_length(site, positions[0], index.axis) or not _has_full_length(site, positions[1], window.axis):
         return None
     return IndexSum(index.axis, index.by + slope * window.by, window.axis, slope), None
 
 
 def _same_shape(site: Site, operand: int) -> bool:
+    """True if an operand has the shape of the result."""
     return site.shapes[operand] == site.shape
 
 
-def _plus(site: Site, x: Value, by: int) -> _Found | None:
+def _plus(site: Site, x: Value, by: int) -> _FactAndBounds | None:
     """Return the fact about a value plus a constant."""
     fact, lanes = x.fact, site.prover.bound.lanes
     if by >= max(site.shape, default=0) and by != 1:
@@ -171,12 +173,13 @@ def _counted(x: Value) -> IndexSum | None:
     return index if index is not None and index.exact and index.window is None else None
 
 
-def _difference(site: Site, operands: list[Value]) -> _Found | None:
+def _difference(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about a difference of indices, tokens, or entries of cu_seqlens."""
     x, y = operands
     by = constant_of(y)
     if by is not None:
         return _plus(site, x, -by) if _same_shape(site, 0) else None
-    if isinstance(x.fact, Offsets) and isinstance(y.fact, Offsets | Lengths) and _along(site, x.fact, y.fact):
+    if isinstance(x.fact, Offsets) and isinstance(y.fact, Offsets | Lengths) and _same_entries(site, x.fact, y.fact):
         if x.fact.first != y.fact.first + 1:
             return None
         if isinstance(y.fact, Lengths):
@@ -191,50 +194,51 @@ def _relative(site: Site, operands: list[Value]) -> TokenBound | None:
     x, y = operands
     token, bound = _counted(x), y.fact
     if token is not None and isinstance(bound, TokenBound) and bound.base == "start" and bound.axis == token.axis:
-        if _full(site, 0, token.axis) and _full(site, 1, token.axis):
+        if _has_full_length(site, 0, token.axis) and _has_full_length(site, 1, token.axis):
             return replace(bound, base="position", plus=token.by - bound.plus)
     token, bound = _counted(y), x.fact
     if token is not None and isinstance(bound, TokenBound) and bound.base == "stop" and bound.axis == token.axis:
-        if _full(site, 0, token.axis) and _full(site, 1, token.axis):
+        if _has_full_length(site, 0, token.axis) and _has_full_length(site, 1, token.axis):
             return replace(bound, base="left", plus=bound.plus - token.by)
     return None
 
 
-def _compared(site: Site, operands: list[Value]) -> _Found | None:
+def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of a comparison, with the operands in either order."""
     fact = _comparison(site, site.name, operands, (0, 1)) or _comparison(
         site, _FLIPPED[site.name], operands[::-1], (1, 0)
     )
     return None if fact is None else (fact, None)
 
 
-def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, int]) -> Fact | None:
+def _comparison(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> Fact | None:
     """Return the fact about `x name y`.
 
     Args:
-        where: positions of x and y among the operands of the equation.
+        positions: of x and y among the operands of the equation.
     """
     x, y = operands
-    window = _windows(site, name, operands, where)
+    window = _windows(site, name, operands, positions)
     if window is not None:
         return window
     if site.shape == () and isinstance(y.fact, Offsets) and y.fact.first == site.prover.bound.lanes:
         tokens = site.prover.bound.layouts[y.fact.layout]
-        known = tokens is not None and constant_of(x) is None and x.range is not None and x.range[0] >= 0
-        return _before_padding(name, y.fact, 0, None, Symbol(x.number, tokens or 0)) if known else None
+        is_index = tokens is not None and constant_of(x) is None and x.range is not None and x.range[0] >= 0
+        return _before_padding(name, y.fact, 0, None, Symbol(x.number, tokens or 0)) if is_index else None
     token = _counted(x)
-    if token is not None and isinstance(y.fact, Offsets) and _full(site, where[0], token.axis):
-        return _token_and_offset(site, name, token, y.fact, where[1])
+    if token is not None and isinstance(y.fact, Offsets) and _has_full_length(site, positions[0], token.axis):
+        return _token_and_offset(site, name, token, y.fact, positions[1])
     if token is not None and token.by == 0 and isinstance(y.fact, Iota) and y.fact.div == 1:
-        is_full = _full(site, where[0], token.axis) and _full(site, where[1], y.fact.axis)
+        is_full = _has_full_length(site, positions[0], token.axis) and _has_full_length(site, positions[1], y.fact.axis)
         return _order(name, token.axis, y.fact.axis) if is_full else None
     if isinstance(x.fact, SegmentIds | ShiftedIds) and isinstance(y.fact, SegmentIds | ShiftedIds):
         return _same_ids(site, name, x.fact, y.fact)
     number = constant_of(y)
-    if isinstance(x.fact, TokenBound) and number is not None and _full(site, where[0], x.fact.axis):
+    if isinstance(x.fact, TokenBound) and number is not None and _has_full_length(site, positions[0], x.fact.axis):
         return _within(name, replace(x.fact, plus=x.fact.plus - number))
-    if not isinstance(y.fact, TokenBound) or not _full(site, where[1], y.fact.axis):
+    if not isinstance(y.fact, TokenBound) or not _has_full_length(site, positions[1], y.fact.axis):
         return None
-    if token is None or not _full(site, where[0], token.axis):
+    if token is None or not _has_full_length(site, positions[0], token.axis):
         return None
     if token.axis != y.fact.axis:
         return _limit(name, token, y.fact)
@@ -245,12 +249,19 @@ def _comparison(site: Site, name: str, operands: list[Value], where: tuple[int, 
     return None
 
 
-def _windows(site: Site, name: str, operands: list[Value], where: tuple[int, int]) -> WithinLane | None:
+def _windows(site: Site, name: str, operands: list[Value], positions: tuple[int, int]) -> WithinLane | None:
     """Return the mask of comparing tokens along two axes with the start of a lane."""
     index, y = _index(operands[0]), operands[1]
     if index is not None and index.exact and index.window is not None and isinstance(y.fact, TokenBound):
-        whole = _full(site, where[0], index.axis) and _full(site, where[0], index.window)
-        if y.fact.base != "start" or y.fact.axis != index.axis or not whole or not _full(site, where[1], index.axis):
+        full_shape = _has_full_length(site, positions[0], index.axis) and _has_full_length(
+            site, positions[0], index.window
+        )
+        if (
+            y.fact.base != "start"
+            or y.fact.axis != index.axis
+            or not full_shape
+            or not _has_full_length(site, positions[1], index.axis)
+        ):
             return None
         position, window, slope = index.by - y.fact.plus, index.window, index.slope
         layout, axis = y.fact.layout, index.axis
@@ -258,32 +269,35 @@ def _windows(site: Site, name: str, operands: list[Value], where: tuple[int, int
         x, distance = operands[0].fact, _counted(y)
         if not isinstance(x, TokenBound) or x.base != "position" or distance is None or distance.axis == x.axis:
             return None
-        if not _full(site, where[0], x.axis) or not _full(site, where[1], distance.axis):
+        if not _has_full_length(site, positions[0], x.axis) or not _has_full_length(site, positions[1], distance.axis):
             return None
         position, window, slope, layout, axis = x.plus - distance.by, distance.axis, -1, x.layout, x.axis
     # t - start + position + slope * k, compared with 0
-    least, when = _IMPLIED[name]
-    backs = least - position, least - position - slope * (site.shape[window] - 1)
-    if min(backs) < 0:
+    minimum, when = _IMPLIED[name]
+    distances = minimum - position, minimum - position - slope * (site.shape[window] - 1)
+    if min(distances) < 0:
         return None
-    return WithinLane(layout, axis, backs[0], when, window=window, slope=-slope)
+    return WithinLane(layout, axis, distances[0], when, window=window, slope=-slope)
 
 
 def _limit(name: str, token: IndexSum, bound: TokenBound) -> LaneLimit | None:
-    """Return the fact about comparing s + by with a bound of the lane of t, for tokens s and t along two axes."""
+    """Return the mask of comparing a token with a bound of another token's lane.
+
+    It compares s + by with a bound of the lane of t, for tokens s and t along two axes.
+    """
     lead = token.by - bound.plus
-    inside = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
-    if bound.base not in inside or name not in inside[bound.base]:
+    limits = {"start": {"ge": 0, "gt": 1, "lt": 0, "le": 1}, "stop": {"lt": 0, "le": 1, "ge": 0, "gt": 1}}
+    if bound.base not in limits or name not in limits[bound.base]:
         return None
     # s + lead >= start implies s >= start if lead <= 0; s + lead < stop implies s < stop if lead >= 0
-    limit = inside[bound.base][name]
+    limit = limits[bound.base][name]
     implied = lead <= limit if bound.base == "start" else lead >= limit
     when = (name in ("ge", "gt")) == (bound.base == "start")
     return LaneLimit(bound.layout, bound.axis, token.axis, bound.base, when) if implied else None
 
 
 def _order(name: str, x: int, y: int) -> NotLater | None:
-    """Return the fact about comparing the indices along two axes, with the smaller axis as rows."""
+    """Return the mask of comparing indices along two axes; rows: the smaller axis."""
     if x >= y:
         return None
     implied = {"ge": True, "gt": True, "lt": False, "le": False}
@@ -293,7 +307,7 @@ def _order(name: str, x: int, y: int) -> NotLater | None:
 def _token_and_offset(site: Site, name: str, token: IndexSum, offset: Offsets, other: int) -> Fact | None:
     """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
     lead = token.by - offset.plus
-    if offset.axis is not None and offset.axis != token.axis and _full(site, other, offset.axis):
+    if offset.axis is not None and offset.axis != token.axis and _has_full_length(site, other, offset.axis):
         exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
         when = exact.get((name, lead))
         return None if when is None else LaneStarted(offset.layout, token.axis, offset.axis, offset.first, when)
@@ -320,8 +334,8 @@ def _within(name: str, difference: TokenBound) -> WithinLane | None:
     if difference.base not in ("position", "left"):
         return None
     zero = -difference.plus
-    least, when = _IMPLIED[name]
-    number = zero + least
+    bound, when = _IMPLIED[name]
+    number = zero + bound
     if name in ("eq", "ne") and zero == minimum:
         number, when = minimum + 1, not when
     if number <= minimum:
@@ -335,13 +349,13 @@ def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds |
     shifts = [getattr(fact, "shift", 0) for fact in (x, y)]
     if name not in ("eq", "ne") or (x.axis, x.layout, x.padding) != (y.axis, y.layout, y.padding):
         return None
-    is_full = all(_full(site, operand, x.axis) for operand in (0, 1))
+    is_full = all(_has_full_length(site, operand, x.axis) for operand in (0, 1))
     if not is_full or shifts[0] == shifts[1]:
         return None
     return WithinLane(x.layout, x.axis, max(shifts) - min(shifts), name == "eq", max(shifts))
 
 
-def _limited(site: Site, operands: list[Value]) -> _Found | None:
+def _limited(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about a value within limits."""
     if site.name == "clamp":
         low, x, high = operands
@@ -359,7 +373,8 @@ def _limited(site: Site, operands: list[Value]) -> _Found | None:
     return _clipped(site, x, low, high)
 
 
-def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _Found | None:
+def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAndBounds | None:
+    """Return the fact about ids, tokens or indices within constant limits."""
     fact, lanes = x.fact, site.prover.bound.lanes
     if isinstance(fact, SegmentIds) and (low is None or low <= 0) and high == lanes - 1:
         return replace(fact, padding="last"), (0, lanes - 1)
@@ -385,19 +400,22 @@ def token_of_lane(fact: Fact | None) -> TokenOfLane | None:
     return TokenOfLane(fact.layout) if fact.axis == 0 and lane == 0 else None
 
 
-def _chosen(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about `where(x < 0, x + length, x)`, or about ids with the number of lanes at padding."""
+def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about a select by the sign, or by a padding mask.
+
+    By the sign: `where(x < 0, x + length, x)`. By a padding mask: ids, and the number of lanes at padding.
+    """
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
-    which, x, other = operands
-    if isinstance(which.fact, NonPadding) and which.fact.exact:
-        ids, outside = operands[1 + which.fact.when].fact, operands[2 - which.fact.when]
+    mask, x, other = operands
+    if isinstance(mask.fact, NonPadding) and mask.fact.exact:
+        ids, filler = operands[1 + mask.fact.when].fact, operands[2 - mask.fact.when]
         lanes = site.prover.bound.lanes
-        if not isinstance(ids, SegmentIds) or constant_of(outside) != lanes:
+        if not isinstance(ids, SegmentIds) or constant_of(filler) != lanes:
             return None
-        same_tokens = (ids.axis, ids.layout) == (which.fact.axis, which.fact.layout)
+        same_tokens = (ids.axis, ids.layout) == (mask.fact.axis, mask.fact.layout)
         return (replace(ids, padding="past"), (0, lanes)) if same_tokens else None
-    if which.fact != Negative(x.number):
+    if mask.fact != Negative(x.number):
         return None
     token_of = token_of_lane(x.fact)
     if token_of is not None:
@@ -407,25 +425,25 @@ def _chosen(site: Site, operands: list[Value]) -> _Found | None:
     return None
 
 
-def _both(site: Site, operands: list[Value]) -> _Found | None:
+def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about a conjunction or disjunction of masks."""
-    masks = [value.fact for k, value in enumerate(operands) if _mask_is_whole(site, k, value.fact)]
+    masks = [value.fact for k, value in enumerate(operands) if _has_full_shape(site, k, value.fact)]
     when = site.name == "and"
-    within = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
-    if within:
-        united = _united(within[0], within[1]) if len(within) == 2 else None
-        return united or max(within, key=lambda fact: abs(fact.back)), None
+    lane_masks = [fact for fact in masks if isinstance(fact, WithinLane) and fact.when == when]
+    if lane_masks:
+        united = _united(lane_masks[0], lane_masks[1]) if len(lane_masks) == 2 else None
+        return united or max(lane_masks, key=lambda fact: abs(fact.back)), None
     real = [fact for fact in masks if isinstance(fact, NonPadding) and fact.when == when]
     return (replace(real[0], exact=False), None) if real else None
 
 
-def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
-    """Return the mask of both spans of tokens in one lane; None if they share no token.
+def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
+    """Return the mask of two overlapping spans in one lane; None without overlap.
 
-    A span with `back` above 0 has its last token as t, and the other tokens are no padding if t is none. A span with
-    `back` below 0 has its first token as t, and none of the other tokens is padding.
+    In a span with `back` above 0, t is the last token; if t is real, the other tokens are real too. In a span with
+    `back` below 0, t is the first token, and all other tokens are real.
     """
-    first, second = sorted((one, other), key=lambda fact: fact.shift)
+    first, second = sorted((mask, other_mask), key=lambda fact: fact.shift)
     if first.window is not None:
         return None
     if replace(first, shift=second.shift, back=second.back) != second or (first.back > 0) != (second.back > 0):
@@ -437,57 +455,64 @@ def _united(one: WithinLane, other: WithinLane) -> WithinLane | None:
     return replace(first, back=first.shift - high) if second.shift <= first.shift - first.back else None
 
 
-def _mask_is_whole(site: Site, operand: int, fact: Fact | None) -> bool:
+def _has_full_shape(site: Site, operand: int, fact: Fact | None) -> bool:
+    """True if a mask has the result's length along each of its axes."""
     if not isinstance(fact, WithinLane | NonPadding):
         return False
     axes = (fact.axis, getattr(fact, "window", None))
-    return all(axis is None or _full(site, operand, axis) for axis in axes)
+    return all(axis is None or _has_full_length(site, operand, axis) for axis in axes)
 
 
-def _negated(site: Site, operands: list[Value]) -> _Found | None:
+def _negated(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of a negation."""
     fact = operands[0].fact
     return (replace(fact, when=not fact.when), None) if isinstance(fact, _FLAGS) else None
 
 
-def _summed(site: Site, operands: list[Value]) -> _Found | None:
+def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the ids from a sum over lanes that have started."""
     fact = operands[0].fact
     if not isinstance(fact, LaneStarted) or not fact.when or tuple(site.params["axes"]) != (fact.lanes,):
         return None
     count = site.shapes[0][fact.lanes]
     axis = fact.tokens - (fact.lanes < fact.tokens)
-    return lane_of_token(fact, count, axis, site.prover.bound.lanes) if _holds(site, count) else None
+    return lane_of_token(fact, count, axis, site.prover.bound.lanes) if _dtype_holds(site, count) else None
 
 
-def _running(site: Site, operands: list[Value]) -> _Found | None:
+def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the entries of cu_seqlens from lengths, or the ids from counted entries."""
     fact = operands[0].fact
     if isinstance(fact, Lengths) and (fact.axis, fact.first, fact.plus) == (site.params["axis"], 0, 0):
         # cu_seqlens begins with 0
         return None if site.params["reverse"] else (Offsets(fact.layout, fact.axis, 1), None)
-    if not isinstance(fact, OffsetCounts) or site.params["reverse"] or not _holds(site, fact.count):
+    if not isinstance(fact, OffsetCounts) or site.params["reverse"] or not _dtype_holds(site, fact.count):
         return None
     return lane_of_token(fact, fact.count, 0, site.prover.bound.lanes)
 
 
-def _holds(site: Site, count: int) -> bool:
+def _dtype_holds(site: Site, count: int) -> bool:
+    """True if the dtype of the result holds a count."""
     return fits(site.eqn.outvars[0].aval, 0, count)
 
 
-def _marked(site: Site, operands: list[Value]) -> _Found | None:
+def _counted_entries(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about zeros with ones added at entries of cu_seqlens."""
-    zeros, index, ones = operands
+    operand, index, updates = operands
     access = of_scatter(site, index)
     column = access.columns.get(0)
     fact = None if column is None else column.fact
-    counts = zeros.range == (0, 0) and ones.range == (1, 1) and access.sizes == (1,) and len(access.full) == 1
+    counts = operand.range == (0, 0) and updates.range == (1, 1) and access.sizes == (1,) and len(access.full) == 1
     if not counts or not isinstance(fact, Offsets) or fact.axis != 0 or fact.plus:
         return None
     tokens = site.prover.bound.layouts[fact.layout]
-    outside = access.drops and access.full[0] == tokens
+    drops_end = access.drops and access.full[0] == tokens
     count = access.index_shape[0]
-    return (OffsetCounts(fact.layout, fact.first, count), (0, count)) if outside and _holds(site, count) else None
+    return (
+        (OffsetCounts(fact.layout, fact.first, count), (0, count)) if drops_end and _dtype_holds(site, count) else None
+    )
 
 
-def _gathered(site: Site, operands: list[Value]) -> _Found | None:
+def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about cu_seqlens at the lanes of tokens, or at one constant."""
     fact, access = operands[0].fact, of_gather(site, operands[1])
     index = access.columns.get(0)
@@ -506,15 +531,16 @@ def _gathered(site: Site, operands: list[Value]) -> _Found | None:
     lane = index.fact
     if not isinstance(lane, SegmentIds | NextLane) or lane.axis >= len(access.index_axes):
         return None
-    ahead = fact.first + isinstance(lane, NextLane)
+    offset = fact.first + isinstance(lane, NextLane)
     last = site.prover.bound.lanes - 1 + isinstance(lane, NextLane)
-    if ahead not in (0, 1) or last >= access.full[0]:
+    if offset not in (0, 1) or last >= access.full[0]:
         return None
     axis = access.index_axes[lane.axis]
-    return TokenBound(fact.layout, axis, "stop" if ahead else "start", fact.plus), None
+    return TokenBound(fact.layout, axis, "stop" if offset else "start", fact.plus), None
 
 
-def _cut(site: Site, operands: list[Value]) -> _Found | None:
+def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about a slice; only masks may have a stride."""
     starts, steps = site.params["start_indices"], site.params["strides"]
     fact = operands[0].fact
     if steps is not None and any(step != 1 for step in steps):
@@ -522,10 +548,11 @@ def _cut(site: Site, operands: list[Value]) -> _Found | None:
             return None
         fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
         return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
-    return _from(site, fact, starts)
+    return _slice_from(site, fact, starts)
 
 
-def _reversed(site: Site, operands: list[Value]) -> _Found | None:
+def _reversed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of tokens in reverse order."""
     fact = operands[0].fact
     if not isinstance(fact, WithinLane) or fact.axis is None or fact.window is not None:
         return None
@@ -535,14 +562,14 @@ def _reversed(site: Site, operands: list[Value]) -> _Found | None:
     return replace(fact, shift=fact.shift + fact.stride * last, stride=-fact.stride if last else 1), None
 
 
-def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | None:
-    """Return the fact about a part of an array, from `starts` on."""
+def _slice_from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _FactAndBounds | None:
+    """Return the fact about a slice of an array that begins at `starts`."""
     if isinstance(fact, Offsets | Lengths):
         if fact.axis is None:
             return fact, None
         first = fact.first + int(starts[fact.axis])
-        one = site.shape[fact.axis] == 1
-        return replace(fact, axis=None if one else fact.axis, first=first), None
+        is_single = site.shape[fact.axis] == 1
+        return replace(fact, axis=None if is_single else fact.axis, first=first), None
     if isinstance(fact, SegmentIds | ShiftedIds):
         shift = getattr(fact, "shift", 0) + int(starts[fact.axis])
         return (fact if not shift else ShiftedIds(fact.axis, fact.layout, fact.padding, shift)), None
@@ -554,65 +581,65 @@ def _from(site: Site, fact: Fact | None, starts: tuple[int, ...]) -> _Found | No
     return None
 
 
-def _sliced(site: Site, operands: list[Value]) -> _Found | None:
+def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact about one entry of cu_seqlens at a constant."""
     fact, starts = operands[0].fact, [constant_of(value) for value in operands[1:]]
     if not isinstance(fact, Offsets) or len(starts) != 1 or starts[0] is None or site.shape != (1,):
         return None
-    return _from(site, fact, (min(max(starts[0], 0), site.shapes[0][0] - 1),))
+    return _slice_from(site, fact, (min(max(starts[0], 0), site.shapes[0][0] - 1),))
 
 
-def _padded(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about ids or a mask with filler in front."""
+def _padded(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about ids or a mask after filler elements."""
     x, filler = operands
-    config = [tuple(map(int, each)) for each in site.params["padding_config"]]
+    config = [tuple(map(int, amounts)) for amounts in site.params["padding_config"]]
     axis = getattr(x.fact, "axis", None)
-    if axis is None or any(any(each) for k, each in enumerate(config) if k != axis):
+    if axis is None or any(any(amounts) for k, amounts in enumerate(config) if k != axis):
         return None
-    low, high, inside = config[axis]
-    return None if low < 0 or high > 0 or inside else _behind(site, x.fact, [filler], low)
+    low, high, gap = config[axis]
+    return None if low < 0 or high > 0 or gap else _after_fillers(site, x.fact, [filler], low)
 
 
-def _joined(site: Site, operands: list[Value]) -> _Found | None:
-    """Return the fact about ids or a mask behind other elements."""
+def _joined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact about ids or a mask concatenated after other elements."""
     axis = site.params["dimension"]
     last = operands[-1].fact
     if getattr(last, "axis", None) != axis or len(operands) < 2:
         return None
-    return _behind(site, last, operands[:-1], sum(shape[axis] for shape in site.shapes[:-1]))
+    return _after_fillers(site, last, operands[:-1], sum(shape[axis] for shape in site.shapes[:-1]))
 
 
-def _behind(site: Site, fact: Fact | None, fillers: list[Value], before: int) -> _Found | None:
-    """Return the fact about ids or masks behind fillers outside all lanes."""
+def _after_fillers(site: Site, fact: Fact | None, fillers: list[Value], length: int) -> _FactAndBounds | None:
+    """Return the fact about ids or a mask after fillers outside all lanes."""
     ranges = [value.range for value in fillers]
     if isinstance(fact, SegmentIds | ShiftedIds):
-        shift = getattr(fact, "shift", 0) - before
+        shift = getattr(fact, "shift", 0) - length
         if not all(bounds and (bounds[1] < 0 or bounds[0] > site.prover.bound.lanes) for bounds in ranges):
             return None
         return (ShiftedIds(fact.axis, fact.layout, fact.padding, shift) if shift else fact), None
     if isinstance(fact, WithinLane) and fact.stride == 1:
-        other = int(not fact.when)
-        return (replace(fact, shift=fact.shift - before), None) if set(ranges) == {(other, other)} else None
+        false_value = int(not fact.when)
+        return (replace(fact, shift=fact.shift - length), None) if set(ranges) == {(false_value, false_value)} else None
     return None
 
 
-_RULES: dict[str, Callable[[Site, list[Value]], _Found | None]] = {
+_RULES: dict[str, Callable[[Site, list[Value]], _FactAndBounds | None]] = {
     "add": _sum,
     "sub": _difference,
     **dict.fromkeys(_FLIPPED, _compared),
     "max": _limited,
     "min": _limited,
     "clamp": _limited,
-    "select_n": _chosen,
-    "and": _both,
-    "or": _both,
+    "select_n": _selected,
+    "and": _combined_masks,
+    "or": _combined_masks,
     "not": _negated,
     "reduce_sum": _summed,
-    "cumsum": _running,
-    "scatter-add": _marked,
+    "cumsum": _cumulative_sum,
+    "scatter-add": _counted_entries,
     "gather": _gathered,
-    "dynamic_slice": _sliced,
-    "slice": _cut,
+    "dynamic_slice": _dynamic_slice,
+    "slice": _static_slice,
     "pad": _padded,
     "concatenate": _joined,
     "rev": _reversed,

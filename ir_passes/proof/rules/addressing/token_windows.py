@@ -1,11 +1,13 @@
-"""Rules for shifted arrays of tokens, parts of associative scans, and carries of loops over tokens.
+"""Rules for neighbouring tokens: shifted arrays, associative scans, loops over tokens.
 
-An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A mask `WithinLane` chooses
-it only where that token is of the same lane. Multiplying by the mask is not enough: zero times nan is nan.
+An array that is shifted by k tokens, or the carry of a loop, may hold another lane's token. A select by a mask
+`WithinLane` takes an element only if its token belongs to the same lane. Multiplying by the mask is not enough: zero
+times nan is nan.
 
-`lax.associative_scan` takes every second token, combines neighbours and puts results between each other. The facts
+`lax.associative_scan` takes every second token, combines neighbours and interleaves the results. The facts
 `TokenSpan` and `PlacedToken` follow the tokens of each index. A select by the flag of the right part gives each element
-the lane of its last token (of its first token, in reverse): the flag is false only if no lane begins in between.
+the lane of its last token. In reverse it gives the lane of the first token. The flag is false only if no lane begins in
+between.
 
 More than 300 lines: one rule for each operation on neighbouring tokens.
 """
@@ -32,10 +34,10 @@ def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
 
 
 def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Value | None:
-    """Return the value of an iteration in the next one, if it depends on one token.
+    """Return a carry as the next iteration sees it, if it depends on one token.
 
     Args:
-        tokens: the token of this iteration, in each layout, as an element or by its number.
+        tokens: the token of this iteration in each layout, as an element of `xs` or by its number.
     """
     owner = value.owner
     if not isinstance(owner, OneLane) or not isinstance(owner.lane, Symbol) or owner not in tokens:
@@ -60,7 +62,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     if isinstance(fact, NonPadding):
         is_shared = isinstance(owners[not fact.when], Common)
         if fact.exact:
-            owners[not fact.when] = row_owner  # padding may hold anything
+            owners[not fact.when] = row_owner  # padding is unspecified
         owner = site.join(mask.owner, *owners)
         if is_shared and isinstance(row_owner, LaneRows) and owner == row_owner and result.fact is None:
             return result.replace(owner=owner, fact=SharedPadding(fact.layout, row_owner.axis))
@@ -74,25 +76,28 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], result: Value) -> Value:
-    """Return the result of a select by a mask along an axis: tokens of one lane where the mask is `when`."""
+    """Return the result of a select by a `WithinLane` mask along an axis.
+
+    Where the mask is `when`, the selected tokens belong to the row's lane.
+    """
     assert fact.axis is not None
     axis, length = fact.axis, site.shape[fact.axis]
-    own = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
-    others = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
+    row_span = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
+    other_operands = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
     case = cases[fact.when]
     span = case.fact if _gathered_windows(case) else _span(site, case, axis, length)
-    if not isinstance(span, TokenSpan) or any(_span(site, value, axis, length) != own for value in others):
+    if not isinstance(span, TokenSpan) or any(_span(site, value, axis, length) != row_span for value in other_operands):
         return result
     windows = {window for window in (span.window, fact.window) if window is not None}
-    if replace(span, start=own.start, back=0, ahead=0, window=None, slope=0) != own or len(windows) > 1:
+    if replace(span, start=row_span.start, back=0, ahead=0, window=None, slope=0) != row_span or len(windows) > 1:
         return result
     for k in (0, *(site.shape[window] - 1 for window in windows)):
-        start, back = span.start + span.slope * k - fact.shift, fact.back + fact.slope * k
+        start, reach = span.start + span.slope * k - fact.shift, fact.back + fact.slope * k
         low, high = start - span.back, start + span.ahead
-        earlier = fact.back > 0 or fact.window is not None
-        if not (-back <= low and high <= 0 if earlier else 0 <= low and high <= -back):
+        ends_at_row = fact.back > 0 or fact.window is not None
+        if not (-reach <= low and high <= 0 if ends_at_row else 0 <= low and high <= -reach):
             return result
-    return _settled(site, result, own, length)
+    return _with_span(site, result, row_span, length)
 
 
 def _gathered_windows(value: Value) -> bool:
@@ -104,13 +109,13 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
     """Return the tokens of an array as a fact; None for other arrays.
 
     Args:
-        axis: axis of the tokens; None for one of its own.
+        axis: required axis of the tokens; None for the axis of the array.
         length: of this axis.
     """
     fact, owner = value.fact, value.owner
     if isinstance(owner, LaneRows) and owner.packed:
-        plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
-        fact = TokenSpan(owner.packed, owner.axis, owner.start) if plain else None
+        is_plain = owner == LaneRows(owner.axis, start=owner.start, packed=owner.packed)
+        fact = TokenSpan(owner.packed, owner.axis, owner.start) if is_plain else None
     elif isinstance(owner, OneLane) and owner.packed and isinstance(owner.lane, int):
         fact = TokenSpan(owner.packed, None, owner.lane) if owner == OneLane(owner.lane, packed=owner.packed) else None
     elif not isinstance(owner, Mixed):
@@ -122,8 +127,8 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
     return fact if axis is None or fact.axis == axis else None
 
 
-def _settled(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
-    """Return a result with its span, as owner if each element depends on one token.
+def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
+    """Return a result with its span, or with an owner for one token per element.
 
     Args:
         length: of the axis of the tokens.
@@ -132,8 +137,8 @@ def _settled(site: Site, result: Value, span: TokenSpan | None, length: int) -> 
         return result
     span = replace(span, stride=1) if length == 1 else span
     ends = span.start, span.start + span.stride * (length - 1)
-    tokens = site.prover.bound.layouts[span.layout]
-    if (span.back, span.ahead) == (0, 0) and tokens is not None and 0 <= min(ends) and max(ends) < tokens:
+    token_count = site.prover.bound.layouts[span.layout]
+    if (span.back, span.ahead) == (0, 0) and token_count is not None and 0 <= min(ends) and max(ends) < token_count:
         if length == 1:
             return result.replace(owner=OneLane(span.start, packed=span.layout), fact=None)
         if span.stride == 1 and span.axis is not None:
@@ -142,14 +147,14 @@ def _settled(site: Site, result: Value, span: TokenSpan | None, length: int) -> 
 
 
 def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
-    """Return the tokens of all spans; None if they are of different axes."""
+    """Return the union of spans; None for different axes."""
     first = spans[0]
     if any(replace(span, start=first.start, back=first.back, ahead=first.ahead) != first for span in spans):
         return None
     start = max(span.start for span in spans)
-    back = max(start - span.start + span.back for span in spans)
-    ahead = max(span.start + span.ahead - start for span in spans)
-    return replace(first, start=start, back=back, ahead=max(ahead, 0))
+    most_back = max(start - span.start + span.back for span in spans)
+    most_ahead = max(span.start + span.ahead - start for span in spans)
+    return replace(first, start=start, back=most_back, ahead=max(most_ahead, 0))
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
@@ -175,40 +180,51 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens behind others: every part has its tokens, or the longest one, as of `jnp.roll`."""
+    """Return the tokens of a concatenation.
+
+    Either every part has its tokens in line, or the longest part alone has them, as for `jnp.roll`.
+    """
     axis = site.params["dimension"]
     lengths = [shape[axis] for shape in site.shapes]
     spans = [_span(site, value, axis, length) for value, length in zip(operands, lengths, strict=True)]
     places = [sum(lengths[:k]) for k in range(len(lengths))]
     if not isinstance(result.owner, Mixed):
         return result
-    in_line = _in_line(spans, lengths, places)
+    in_line = _span_in_line(spans, lengths, places)
     if in_line is not None:
-        return _settled(site, result, in_line, site.shape[axis])
-    windows = _windows([_span(site, value, None, 0) for value in operands], axis) if set(lengths) == {1} else None
+        return _with_span(site, result, in_line, site.shape[axis])
+    windows = (
+        _span_at_distances([_span(site, value, None, 0) for value in operands], axis) if set(lengths) == {1} else None
+    )
     if windows is not None:
         return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
     span, place = spans[longest], places[longest]
-    tokens = None if span is None else site.prover.bound.layouts[span.layout]
-    if span is None or tokens is None or (span.stride, span.back, span.ahead) != (1, 0, 0):
+    token_count = None if span is None else site.prover.bound.layouts[span.layout]
+    if span is None or token_count is None or (span.stride, span.back, span.ahead) != (1, 0, 0):
         return result
     start = span.start - place
-    before, after = start + place <= 0, start + place + lengths[longest] >= tokens
-    if (place and not before) or (place + lengths[longest] < site.shape[axis] and not after):
+    reaches_first, reaches_last = start + place <= 0, start + place + lengths[longest] >= token_count
+    if (place and not reaches_first) or (place + lengths[longest] < site.shape[axis] and not reaches_last):
         return result
     return result.replace(fact=replace(span, start=start))
 
 
 def stacked(site: Site, operands: list[Value], result: Value) -> Value:
     """Return tokens at equal distances along a new axis."""
-    new, spans = int(site.params["axis"]), [_span(site, value, None, 0) for value in operands]
-    moved = [replace(span, axis=span.axis + (span.axis >= new)) for span in spans if span and span.axis is not None]
-    windows = _windows([*moved], new) if isinstance(result.owner, Mixed) and len(moved) == len(spans) else None
+    new_axis, spans = int(site.params["axis"]), [_span(site, value, None, 0) for value in operands]
+    moved_spans = [
+        replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
+    ]
+    windows = (
+        _span_at_distances([*moved_spans], new_axis)
+        if isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
+        else None
+    )
     return result if windows is None else result.replace(fact=windows)
 
 
-def _windows(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
+def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
     """Return the tokens of single rows at equal distances; None for other parts."""
     first, second = (*spans, None)[:2]
     if first is None or second is None or first.axis in (None, axis):
@@ -218,23 +234,23 @@ def _windows(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
     return replace(first, window=axis, slope=slope) if in_line else None
 
 
-def _in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
-    """Return the tokens of parts with an equal distance from each index to the next; None for other parts."""
-    known = [span for span in spans if span is not None]
-    if len(known) < len(spans) or len(known) < 2:
+def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:
+    """Return the tokens of parts at one stride; None for other parts."""
+    known_spans = [span for span in spans if span is not None]
+    if len(known_spans) < len(spans) or len(known_spans) < 2:
         return None
-    strides = {span.stride for span, length in zip(known, lengths, strict=True) if length > 1}
-    stride = strides.pop() if strides else known[1].start - known[0].start
+    strides = {span.stride for span, length in zip(known_spans, lengths, strict=True) if length > 1}
+    stride = strides.pop() if strides else known_spans[1].start - known_spans[0].start
     if strides:
         return None
     return (
         _hull(
             [
                 replace(span, start=span.start - stride * place, stride=stride)
-                for span, place in zip(known, places, strict=True)
+                for span, place in zip(known_spans, places, strict=True)
             ]
         )
-        if len({span.start - stride * place for span, place in zip(known, places, strict=True)}) == 1
+        if len({span.start - stride * place for span, place in zip(known_spans, places, strict=True)}) == 1
         else None
     )
 
@@ -247,50 +263,55 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     if all(_gathered_windows(value) and value.fact == values[0][0].fact for value, _ in values):
         return result.replace(fact=values[0][0].fact) if all(shape == site.shape for _, shape in values) else result
-    placed = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]
-    if placed and all(shape == site.shape for _, shape in values):
-        return _interleaved(site, placed, [value for value, _ in values if value.fact not in placed], result)
+    placed_facts = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]
+    if placed_facts and all(shape == site.shape for _, shape in values):
+        return _interleaved(
+            site, placed_facts, [value for value, _ in values if value.fact not in placed_facts], result
+        )
     axes = {span.axis for value, _ in values if (span := _span(site, value, None, 0)) is not None} - {None}
     axis = axes.pop() if len(axes) == 1 else None
     length = 1 if axis is None else site.shape[axis]
     spans = [_span(site, value, axis, length) for value, _ in values]
-    known = [span for span in spans if span is not None]
-    whole = axis is None or all(len(shape) == len(site.shape) and shape[axis] == length for _, shape in values)
-    if axes or len(known) < len(spans) or not whole:
+    known_spans = [span for span in spans if span is not None]
+    full_length = axis is None or all(len(shape) == len(site.shape) and shape[axis] == length for _, shape in values)
+    if axes or len(known_spans) < len(spans) or not full_length:
         return result
-    return _settled(site, result, _hull(known), length)
+    return _with_span(site, result, _hull(known_spans), length)
 
 
-def _interleaved(site: Site, placed: list[PlacedToken], others: list[Value], result: Value) -> Value:
-    """Return tokens at single indices, combined with each other or with tokens at the other indices."""
-    first = placed[0]
+def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: list[Value], result: Value) -> Value:
+    """Return the combination of tokens at single indices with tokens elsewhere.
+
+    The operands are two single tokens, or a single token and tokens at the other indices.
+    """
+    first = placed_facts[0]
     length = site.shape[first.axis]
-    spans = [_span(site, value, first.axis, length) for value in others]
-    if len(placed) == 2 and not spans and placed[0].place != placed[1].place:
-        stride, rest = divmod(placed[1].token - first.token, placed[1].place - first.place)
+    spans = [_span(site, value, first.axis, length) for value in other_operands]
+    if len(placed_facts) == 2 and not spans and placed_facts[0].place != placed_facts[1].place:
+        stride, rest = divmod(placed_facts[1].token - first.token, placed_facts[1].place - first.place)
         spans = [TokenSpan(first.layout, first.axis, first.token - stride * first.place, stride)]
         if rest or length != 2:
             return result
     if (
         len(spans) != 1
         or spans[0] is None
-        or {(fact.layout, fact.axis) for fact in placed} != {(spans[0].layout, first.axis)}
+        or {(fact.layout, fact.axis) for fact in placed_facts} != {(spans[0].layout, first.axis)}
     ):
         return result
     span = spans[0]
-    on_line = all(span.start + span.stride * fact.place == fact.token for fact in placed)
-    return _settled(site, result, span, length) if on_line else result
+    is_in_line = all(span.start + span.stride * fact.place == fact.token for fact in placed_facts)
+    return _with_span(site, result, span, length) if is_in_line else result
 
 
 def sliced(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return a part of tokens, also with a stride."""
+    """Return the tokens of a slice, also with a stride."""
     span = _span(site, operands[0], None, 0)
     if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
         return result
     start, steps = site.params["start_indices"][span.axis], site.params["strides"]
     step = 1 if steps is None else steps[span.axis]
     span = replace(span, start=span.start + span.stride * start, stride=span.stride * step)
-    return _settled(site, result, span, site.shape[span.axis or 0])
+    return _with_span(site, result, span, site.shape[span.axis or 0])
 
 
 def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
@@ -301,26 +322,29 @@ def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
     length = site.shape[span.axis]
     if span.axis in site.params["dimensions"]:
         span = replace(span, start=span.start + span.stride * (length - 1), stride=-span.stride)
-    return _settled(site, result, span, length)
+    return _with_span(site, result, span, length)
 
 
 def padded(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens with shared elements between them: index r has its token, or a shared element."""
+    """Return tokens with shared elements between them.
+
+    Each index has its token or a shared element.
+    """
     x, filler = operands
-    config = [tuple(map(int, each)) for each in site.params["padding_config"]]
-    changed = [axis for axis, each in enumerate(config) if any(each)]
+    config = [tuple(map(int, amounts)) for amounts in site.params["padding_config"]]
+    changed = [axis for axis, amounts in enumerate(config) if any(amounts)]
     if not isinstance(filler.owner, Common) or len(changed) != 1:
         return result
     (axis,) = changed
-    low, high, inside = config[axis]
+    low, high, gap = config[axis]
     length = site.shapes[0][axis]
     span = _span(site, x, axis, length)
     if span is None or min(low, high) < 0 or site.shape[axis] == 1:
         return result
     if length == 1:
-        one = isinstance(x.owner, OneLane) and result.owner == x.owner
-        return result.replace(fact=PlacedToken(span.layout, axis, low, span.start)) if one else result
-    if span.stride % (inside + 1) or not isinstance(result.owner, Mixed | OneLane):
+        is_one_lane = isinstance(x.owner, OneLane) and result.owner == x.owner
+        return result.replace(fact=PlacedToken(span.layout, axis, low, span.start)) if is_one_lane else result
+    if span.stride % (gap + 1) or not isinstance(result.owner, Mixed | OneLane):
         return result
-    stride = span.stride // (inside + 1)
-    return _settled(site, result, replace(span, start=span.start - stride * low, stride=stride), site.shape[axis])
+    stride = span.stride // (gap + 1)
+    return _with_span(site, result, replace(span, start=span.start - stride * low, stride=stride), site.shape[axis])

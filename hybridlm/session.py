@@ -161,15 +161,15 @@ class Session:
         """
         self._require_open()
         request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
-        inside = ProbeSettings(hidden_states, positions, states, None, interventions)
-        inside.check()
-        if inside.given:
-            request = inside.of_request(self._reading(), request)
+        probes = ProbeSettings(hidden_states, positions, states, None, interventions)
+        probes.check()
+        if probes.given:
+            request = probes.of_request(self._reading(), request)
         self.add(request)
         return request.index
 
     def _reading(self) -> Probing:
-        """Return the probing of this session, made for the first request that reads or changes something inside."""
+        """Return the probing of this session, created for the first request with probes."""
         if self._probing is None:
             probing = Probing(self._engine, probe_sites(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)
@@ -312,16 +312,16 @@ class Session:
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
         """Return the tokens that may follow the output of a sequence; None for all."""
-        request, asked = sequence.request, sequence.request.params.grammar
+        request, source = sequence.request, sequence.request.params.grammar
         if request.params.allowed_token_ids is not None:
             return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
-        if asked is None or self._tokenizer is None:
+        if source is None or self._tokenizer is None:
             return None
-        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, asked.end_token_ids)
-        return grammars.state(asked.text, request.given, sequence.output, request.params.think_end)
+        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, source.end_token_ids)
+        return grammars.state(source.text, request.given, sequence.output, request.params.think_end)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
-        """Process the outputs of a step: append tokens, end requests, keep the drafts of the MTP head."""
+        """Process the outputs of a step: append tokens, end requests, store MTP drafts."""
         wrong: NumericalError | GrammarError | None = None
         try:
             if accepted is not None:
@@ -397,15 +397,15 @@ class Session:
             self._end(sequence, reason, token)
 
     def _end_thoughts(self, sequence: ActiveSequence, end_ids: list[int]) -> None:
-        """Put the end marker of thoughts behind a sequence; it joins the queue again, to go on after the marker."""
+        """Append the end marker of thoughts to a sequence, and queue the sequence again."""
         request, index, text = sequence.request, sequence.request.index, self._texts[sequence.request.index]
-        left = request.params.max_tokens - len(sequence.generated) - len(end_ids)
+        remaining = request.params.max_tokens - len(sequence.generated) - len(end_ids)
         prompt = (*request.prompt, *sequence.generated, *end_ids)
-        if left < 1 or len(prompt) >= self._engine.context:
+        if remaining < 1 or len(prompt) >= self._engine.context:
             return  # the thoughts end with the completion
         sequence.finish_reason = "cancelled"  # what steps in flight sample for it is dropped
         self._scheduler.leave(sequence)
-        params = replace(request.params, max_tokens=left)
+        params = replace(request.params, max_tokens=remaining)
         completed = len(sequence.output) + len(end_ids)
         follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
         follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
@@ -427,23 +427,23 @@ class Session:
             return "stop"
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        done = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
-        return "length" if done else None
+        finished = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
+        return "length" if finished else None
 
     def _end(self, sequence: ActiveSequence, reason: FinishReason, token: int | None) -> None:
         """Append the last event of a request."""
-        index, asked = sequence.request.index, sequence.request.params.logprobs
+        index, logprobs = sequence.request.index, sequence.request.params.logprobs
         text = self._texts.get(index)
         if text is not None:
             text.finish()
             reason = "stop" if text.stopped and reason == "length" else reason
         of_prompt = self._prompt_logprobs.get(index)
         self._forget(sequence, reason)
-        params, given, output = sequence.request.params, list(sequence.request.given), sequence.output
+        params, prompt, output = sequence.request.params, list(sequence.request.given), sequence.output
         reasoning = answer = None
         if text is not None and self._tokenizer is not None:
             markers = markers_of(self._tokenizer, params.think_end)
-            opened = markers is not None and opens_thoughts(self._tokenizer, given, markers)
+            opened = markers is not None and opens_thoughts(self._tokenizer, prompt, markers)
             reasoning, answer = split_thoughts(
                 self._tokenizer,
                 text.text,
@@ -456,10 +456,10 @@ class Session:
         completion = Completion(
             text=None if text is None else text.text,
             token_ids=output,
-            logprobs=None if asked is None else sequence.logprobs,
-            top_logprobs=sequence.top_logprobs if asked else None,
+            logprobs=None if logprobs is None else sequence.logprobs,
+            top_logprobs=sequence.top_logprobs if logprobs else None,
             finish_reason=reason,
-            prompt_token_ids=given,
+            prompt_token_ids=prompt,
             tokenizer=self._tokenizer,
             reasoning=reasoning,
             answer=answer,

@@ -174,9 +174,9 @@ class TextModel:
     ) -> list[Score]:
         """Return the scores of items; `LM.score` describes arguments and errors."""
         inputs, vocab_size = self.inputs, self.config.vocab_size
-        most = inputs.max_logprobs
-        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
-            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        limit = inputs.max_logprobs
+        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= limit:
+            raise ValueError(f"top_logprobs: expected 0..{limit}, got {top_logprobs!r}")
         distributions.check(vocab_size)
         if distributions.given and top_logprobs:
             raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")

@@ -1,4 +1,4 @@
-"""Floor of a decode step by the roofline: memory traffic and arithmetic at the machine's limits.
+"""Roofline floor of a decode step: memory traffic and arithmetic at the machine's limits.
 
 A step reads every weight once, reads and writes the recurrent state of every lane once, and reads the blocks of the
 KV cache that are in use; it multiplies every weight with the row of every lane. The longer of the two times is the

@@ -1,4 +1,4 @@
-"""Signals end a command like Ctrl-C: rows on disk are reported, the status has the signal."""
+"""End a command on a signal: report rows on disk, exit with the signal's status."""
 
 import signal
 import threading

@@ -31,7 +31,7 @@ class ProbeSettings:
         states: read recurrent states and the inputs of convolutions after each of these tokens.
         capture_to: folder to create for a safetensors file of each score or completion, with arrays written
             while they are computed, or the name of a Parquet file (`.parquet`) with a row for each position that is
-            read; `captured` is None then. None keeps the arrays in memory.
+            read; then there is no `captured`. None keeps the arrays in memory.
         interventions: changes: a list of `Intervention` for all texts, or one for each score or prompt.
     """
 

@@ -166,7 +166,7 @@ def _by_key_head(values: np.ndarray, heads: Heads) -> np.ndarray:
 
 
 class _Rule(NamedTuple):
-    """Name in a layer, and changes to undo; the converter drops dimensions of one at `unit_dims`."""
+    """Name in a layer, and changes to undo; the converter drops unit dimensions at `unit_dims`."""
 
     name: str
     change: Change = ""

@@ -57,7 +57,7 @@ class BatchFileReport:
 
 
 class BatchObjects(TextObjects):
-    """Reader of requests: objects of JSON lines, or rows of CSV with a JSON object in the column body."""
+    """Reader of requests: objects of JSON lines, or rows of CSV with JSON bodies."""
 
     id_name = "custom_id"
 
@@ -197,8 +197,8 @@ class _Run:
         return answers(self.model, requests, self.finished)
 
 
-def _report(output: Path, parts: Parts, kept: int) -> BatchFileReport:
+def _report(output: Path, parts: Parts, earlier_rows: int) -> BatchFileReport:
     del output
     rows, read, errors, generated, saved = total(parts, "rows", "tokens", "errors", "generated", "saved")
     first = [part.error for part in parts.done if part.error is not None][:MAX_FIRST_ERRORS]
-    return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first), saved)
+    return BatchFileReport(rows - errors, errors, read, generated, earlier_rows, tuple(first), saved)

@@ -86,10 +86,10 @@ class Captured:
 
     def row(self, position: int) -> int:
         """Return the index of a position; raises ValueError if it was not captured."""
-        found = np.flatnonzero(self.positions == position)
-        if not found.size:
+        indices = np.flatnonzero(self.positions == position)
+        if not indices.size:
             raise ValueError(f"position: {position} was not captured; captured are {self.positions.tolist()[:20]}")
-        return int(found[0])
+        return int(indices[0])
 
     def state(self, layer: int, array: str = "recurrent") -> np.ndarray:
         """Return the states of one layer, [P, ..].

@@ -140,9 +140,9 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
-    """Return the slots of a step: a power of two for the largest count, or 0."""
-    most = max(counts, default=0)
-    return 1 << (most - 1).bit_length() if most else 0
+    """Return the slots of a step: the largest count, rounded to a power of two."""
+    largest = max(counts, default=0)
+    return 1 << (largest - 1).bit_length() if largest else 0
 
 
 def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:

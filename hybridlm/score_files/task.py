@@ -117,7 +117,7 @@ def text_task(
     encode: Callable[[Any, str], Any],
     run: Callable[[Sequence[Any]], Sequence[RowValues]],
     origin: Origin,
-    **others: Any,
+    **fields: Any,
 ) -> RowTask:
     """Return a task on texts and token ids.
 
@@ -126,7 +126,7 @@ def text_task(
         columns, run: as for `RowTask`.
         encode: (text, token ids or object, name in messages) -> work.
         origin: settings that determine the output, without the model.
-        **others: other fields of `RowTask`.
+        **fields: other fields of `RowTask`.
     """
     return RowTask(
         columns=columns,
@@ -135,7 +135,7 @@ def text_task(
         origin={**model.origin(), **origin},
         counts=model.counts,
         during=model.keeping,
-        **others,
+        **fields,
     )
 
 

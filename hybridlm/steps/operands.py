@@ -68,7 +68,7 @@ class Chosen(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Inputs of a step; an absent part is None.
+    """Inputs of a step, None for absent parts.
 
     Every step is `step(params, rows, inputs) -> (outputs, rows)`.
 

@@ -448,7 +448,7 @@ class LM:
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
         windows = ((i, part) for i, text in enumerate(ids) for part in cut(text))
-        return corpus_perplexity(windows, self.text_model.scores, most=64 * self.engine.lanes)
+        return corpus_perplexity(windows, self.text_model.scores, batch_size=64 * self.engine.lanes)
 
     def forward(
         self, tokens: Any = None, *, embeddings: Any = None, return_states: bool = False,

@@ -79,7 +79,7 @@ class Session:
         capture_to: folder for files of captured arrays of submitted requests; None keeps them in memory.
 
     Attributes:
-        errors: why requests ended without a completion, by number.
+        errors: reasons of ends without a completion, by request number.
     """
 
     def __init__(
@@ -145,15 +145,15 @@ class Session:
 
         Args:
             prompt: a string or a list of token ids.
-            sampling_params: how its tokens are sampled and when it ends.
-            priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
+            sampling_params: settings of sampling and of the end.
+            priority: the waiting request with the highest priority is first; equal ones keep the order of arrival.
             prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
             hidden_states, states, positions, interventions: reads and changes inside the model in this request,
                 as for `LM.generate`; the session drafts nothing with them.
             **settings: fields of `SamplingParams`.
 
         Returns:
-            The number of the request, which its events carry: 0, 1, ... It is part of the key of its random numbers.
+            The number of the request in its events: 0, 1, ... It is part of the key of its random numbers.
 
         Raises:
             TypeError, ValueError: the prompt or a setting is wrong; nothing was queued.
@@ -227,8 +227,9 @@ class Session:
                 samples nothing, and the first step has no predecessor.
 
         Raises:
-            NumericalError: the logits of a request are not numbers. It has ended; the others go on in the next call.
-            GrammarError: no token can follow in the grammar of a request; likewise.
+            NumericalError: the logits of a request are not numbers. The request has ended; the others continue in the
+                next call.
+            GrammarError: no token can follow in the grammar of a request. The request has ended, too.
             IsolationError, AuditError, HloError: a step is refused (see `load`).
             RowsLost: an earlier step was interrupted; the session is closed, submit its requests again.
             RuntimeError: the session is closed.
@@ -277,7 +278,7 @@ class Session:
         """Check that every row of the pools is free or held by one active request.
 
         Raises:
-            SlotError: it is not; lists every fault.
+            SlotError: a row is neither free nor held once; the error lists every fault.
         """
         self._scheduler.check_integrity()
 
@@ -331,7 +332,7 @@ class Session:
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:
-                        break  # it ended while this step was in flight, or with an earlier token
+                        break  # the request ended while this step was in flight, or with an earlier token
                     error = self._error(sequence, sampled, place)
                     if error is None and self._probing is not None:
                         hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
@@ -403,7 +404,7 @@ class Session:
         prompt = (*request.prompt, *sequence.generated, *end_ids)
         if remaining < 1 or len(prompt) >= self._engine.context:
             return  # the thoughts end with the completion
-        sequence.finish_reason = "cancelled"  # what steps in flight sample for it is dropped
+        sequence.finish_reason = "cancelled"  # tokens of steps in flight are dropped
         self._scheduler.leave(sequence)
         params = replace(request.params, max_tokens=remaining)
         completed = len(sequence.output) + len(end_ids)

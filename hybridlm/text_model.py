@@ -47,7 +47,7 @@ class LoadedFiles:
 
     Attributes:
         path: directory of the checkpoint.
-        fingerprint: of the configuration and the weights.
+        fingerprint: fingerprint of the configuration and the weights.
         tokenizer: None for a checkpoint without tokenizer.
         eos_token_ids: tokens that end a completion.
         adapters: merged into the weights.
@@ -97,7 +97,7 @@ class TextModel:
         path, tokenizer, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
         params, fingerprint: of the weights in use; `LM.update` replaces both.
         config, options: of the whole model; of its engine.
-        structure: of the model, for compiled steps.
+        structure: structure of the model, for compiled steps.
     """
 
     def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):

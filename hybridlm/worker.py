@@ -66,7 +66,7 @@ def probed_session(
 
     Args:
         model: generates.
-        requests: of a call, `n` for each prompt.
+        requests: requests of a call, `n` for each prompt.
         probes: reads and changes inside the model.
         n: completions of a prompt.
         processor, speculate: as for `open_session`.

@@ -159,7 +159,7 @@ def packed_parameters(
 
     Args:
         model, adapters, shards: as for `load_parameters`.
-        dtype: of numbers in products.
+        dtype: dtype of numbers in products.
         products: form of the products.
 
     Raises:
@@ -195,7 +195,7 @@ def _read_tensors(
         kind: dtype in memory.
         shards: layout over devices.
         adapters: for the parameter.
-        layout: of a packed parameter; None for a plain one.
+        layout: layout of a packed parameter; None for a plain one.
 
     Returns:
         The parameter, its stored dtypes or schemes if converted, and a sentence for each tensor with lost rows.

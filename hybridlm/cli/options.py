@@ -136,7 +136,7 @@ def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = 
 
     Args:
         output: file to replace or to create.
-        value: of objects, lists and scalars.
+        value: value of objects, lists and scalars.
         default: makes such a value of any other one.
     """
     missing: list[str] = []

@@ -18,7 +18,7 @@ class Ended(KeyboardInterrupt):
     """A signal that ends the command, raised wherever it runs.
 
     Attributes:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int):

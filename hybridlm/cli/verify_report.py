@@ -20,7 +20,7 @@ class VerifyReport(ABC):
     """A report on the steps of an engine.
 
     Args:
-        engine: of the steps.
+        engine: engine of the steps.
         columns: headings behind those that name the step; over a mesh two on what devices exchange follow.
 
     Attributes:
@@ -62,7 +62,7 @@ class CompiledReport(VerifyReport):
     """Report on steps that are proved, compiled and audited.
 
     Args:
-        engine: of a loaded model.
+        engine: engine of a loaded model.
         out: directory for the certificates as JSON, or None.
     """
 

@@ -55,7 +55,7 @@ class Answer:
     """An answer with a probability for every option.
 
     Attributes:
-        type: of the question.
+        type: type of the question.
         probabilities: option -> probability, in the order of the prompt; they sum to 1.
         legend: of a score, level -> its description; None for other types.
     """

@@ -61,7 +61,7 @@ class ProbeSettings:
         """Return the reads and changes in texts.
 
         Args:
-            engine: of the model.
+            engine: engine of the model.
             texts: positions of each text behind its prompt, which are "all".
             prefix: that all texts continue.
 
@@ -91,8 +91,8 @@ class ProbeSettings:
         """Return requests with the reads and changes in each.
 
         Args:
-            engine: of the model.
-            requests: of a call, `n` for each prompt.
+            engine: engine of the model.
+            requests: requests of a call, `n` for each prompt.
             n: completions of a prompt.
 
         Raises:

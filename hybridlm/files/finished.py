@@ -25,7 +25,7 @@ class FinishedTexts:
     the same calls in each run. Files are named `finished-PART-NUMBER.safetensors`.
 
     Args:
-        folder: of the parts, which no other process writes to.
+        folder: folder of the parts, which no other process writes to.
         part: number of the part.
         clock: returns seconds.
         begun: when the first run began, in seconds since 1970.

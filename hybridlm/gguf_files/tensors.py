@@ -49,7 +49,7 @@ class NamedTensor(NamedTuple):
         stored: in the file.
         shape: under the Hugging Face name.
         begin, end: its bytes in the file.
-        change: of its numbers by the converter, to be undone.
+        change: the converter's change of the numbers, to be undone.
         heads: value heads in another order, to be undone.
     """
 
@@ -238,7 +238,7 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Named
     A tensor that has no such name keeps llama.cpp's.
 
     Args:
-        header: of a file.
+        header: header of a file.
         config: from `gguf_config`.
     """
     architecture, layers = header.metadata["general.architecture"], decoder_layers(header)

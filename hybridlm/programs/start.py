@@ -25,9 +25,9 @@ class LastStart:
     """Seconds from `load` to the first answer, of the last start of each kind.
 
     Attributes:
-        version: of the format.
-        warm: of one that compiled nothing; None for none yet.
-        cold: of one that compiled.
+        version: version of the format.
+        warm: seconds of the last start without a compilation; None before the first one.
+        cold: seconds of the last start with compilations; None before the first one.
     """
 
     version: int
@@ -40,8 +40,8 @@ class Start:
 
     Args:
         model: its name.
-        folder: of the cache; None keeps nothing.
-        settings: all that the seconds depend on.
+        folder: folder of the cache; None keeps nothing.
+        settings: all settings that the seconds depend on.
         show: as `progress` of `load`.
         began: `time.perf_counter()` at the beginning.
 

@@ -171,7 +171,7 @@ class Recorder:
         """Store the values of a position.
 
         Args:
-            position: of the token, behind the positions before.
+            position: position of the token, after all earlier positions.
             hidden_states: float32 [hidden] by index, of those that are asked and of others.
             states: arrays by name; None for none.
             last: keep this position alone.

@@ -50,7 +50,7 @@ class CaptureTable:
 
         Args:
             index: number of the sequence in its call.
-            position: of its token.
+            position: position of its token.
             arrays: float32, by column.
         """
         self._rows.append((index, position, arrays))

@@ -54,7 +54,7 @@ class Vocabulary(NamedTuple):
         """Return log(sum(exp(logits))) over the vocabulary.
 
         Args:
-            logits: of each row.
+            logits: logits of each row.
             differentiable: for a gradient; the maximum does not contribute to it. The numbers are the same.
         """
         top = jnp.max(group_max(lax.stop_gradient(logits) if differentiable else logits), axis=1, keepdims=True)

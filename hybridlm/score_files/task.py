@@ -38,7 +38,7 @@ def output_row(row: InputRow, name: str | None, result: RowValues | str) -> Outp
 
     Args:
         row: row of the input.
-        name: of the row in messages; None for messages without names.
+        name: name of the row in messages; None for messages without names.
         result: values of the row, or its fault.
     """
     if isinstance(result, RowValues):
@@ -144,7 +144,7 @@ def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[
 
     Args:
         task: computes all rows in one call.
-        rows: of the input, unchecked.
+        rows: rows of the input, unchecked.
         unit: the word before a row's number in messages; None for messages without numbers.
     """
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]

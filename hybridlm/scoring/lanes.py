@@ -35,7 +35,7 @@ def widest_step(lanes: Sequence[T | None], widths: tuple[int, ...]) -> tuple[int
 
     Args:
         lanes: texts by lane, at least one text.
-        widths: of all steps, the widest first.
+        widths: widths of all steps, the widest first.
     """
     width = max(text.width(widths) for text in lanes if text is not None)
     return width, [None if text is None or text.width(widths) < width else text for text in lanes]

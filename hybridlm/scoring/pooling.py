@@ -98,7 +98,7 @@ def classes(
     Args:
         engine: runs the steps.
         texts: token ids, which fit the context.
-        head: of the checkpoint.
+        head: head of the checkpoint.
         full_lanes: use all lanes for any number of texts.
     """
     read = pooled(engine, texts, head.weight.shape[1], "last", False, full_lanes)

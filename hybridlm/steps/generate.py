@@ -36,7 +36,7 @@ class SampledTokens(NamedTuple):
         logprob: its log-probability before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
-        hidden_states: of the lane's last token in some layers; None unless requested.
+        hidden_states: hidden states of the lane's last token in some layers; None unless requested.
     """
 
     token: Int32[Array, "*lane"]

@@ -121,8 +121,8 @@ class ProbeHooks(Hooks):
         last: each lane's last token, read if the operands have no places.
 
     Attributes:
-        hidden_states: of the layers so far, by slot, zeros where a slot is empty or a place is T; None if none are
-            returned.
+        hidden_states: hidden states of the layers so far, by slot, zeros where a slot is empty or a place is T; None if
+            the step returns no hidden states.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ class Scored(NamedTuple):
         greedy: whether the target is the most likely token.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         rank: place of the target among all tokens, the most likely one is 1; None unless requested, as those below.
-        entropy: of the distribution, in nats.
+        entropy: entropy of the distribution, in nats.
         chosen_logprobs, chosen_ranks: of the chosen ids.
-        hidden_states: of some tokens and layers; None unless requested.
+        hidden_states: hidden states of some tokens and layers; None unless requested.
     """
 
     logprob: Float32[Array, "lane token"]

@@ -20,9 +20,9 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: of the device.
-        weights: of the parameters.
-        rows: of both pools.
+        memory: bytes of the device's memory.
+        weights: bytes of the parameters.
+        rows: bytes of both pools.
         padding: that the device's layouts add to weights and rows.
         scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
         free: remaining memory; negative if the step does not fit.
@@ -73,9 +73,9 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        engine: of the model, on the target.
+        engine: engine of the model, on the target.
         memory: bytes of each device.
-        platform: of the target.
+        platform: platform of the target.
         scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
         resident: bytes of weights and both pools as XLA lays them out; None if unknown.
     """

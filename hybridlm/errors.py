@@ -84,7 +84,7 @@ class CheckpointError(ValueError):
     Attributes:
         where: the file, directory or name concerned.
         faults: every fault, with the expected and the actual value.
-        advice: what to do; may be empty.
+        advice: a remedy; may be empty.
     """
 
     def __init__(self, where: str | Path, faults: str | Sequence[str], advice: str = "") -> None:

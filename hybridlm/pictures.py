@@ -297,7 +297,7 @@ def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first
     """Draw the most likely next token after each layer, with its probability as the colour.
 
     Args:
-        lens: what `logit_lens` returned.
+        lens: result of `logit_lens`.
         path: file to write; None for none.
         first, count: the tokens that are shown.
     """

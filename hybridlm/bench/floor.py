@@ -36,7 +36,7 @@ class Traffic:
 
         Args:
             model: the model.
-            params: its parameters by name.
+            params: parameters of the model by name.
             cache_dtype: dtype of convolution states and KV caches.
         """
         # A step reads one row of the embedding per token, and all of it only if it is also the head.

@@ -13,7 +13,7 @@ class Measured:
     Attributes:
         kind: "decode", "prefill" or "score".
         lanes: sequences at a time.
-        tokens: that each side computed in one timing.
+        tokens: tokens that each side computed in one timing.
         timings: timings of each side, ours first.
         floors: least seconds of each side on this machine; None where they are not known.
     """

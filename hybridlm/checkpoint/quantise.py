@@ -47,7 +47,7 @@ class Quantised(NamedTuple):
 
     Attributes:
         name: name of the weight in the new files.
-        window: its place in its tensor; None for a whole tensor.
+        window: place of the weight in its tensor; None for a whole tensor.
         shape: shape of the matrix.
         rounding: rounding of its numbers.
     """

@@ -31,7 +31,7 @@ class Shards(NamedTuple):
 
     Attributes:
         shape: shape of the whole parameter.
-        sharded_dims: its sharded dimensions; the others are whole on every device.
+        sharded_dims: sharded dimensions of the parameter; other dimensions are whole on every device.
         sharding: sharding of the array over all devices, dimensions in the same order; None for JAX's default device.
     """
 

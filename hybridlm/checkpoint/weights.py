@@ -43,7 +43,7 @@ class LoadReport:
     Attributes:
         path: the checkpoint directory.
         parameters: number of weights.
-        bytes: their size in memory.
+        bytes: size in memory.
         skipped: pattern of the family -> number of tensors that were not read.
         converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
             without parameters that are always float32.
@@ -93,7 +93,7 @@ def load_parameters(
     """Read every parameter of a model.
 
     Args:
-        model: its family lists the parameters and their tensors.
+        model: model with a family that lists the parameters and their tensors.
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.

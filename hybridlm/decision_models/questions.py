@@ -23,7 +23,7 @@ class DecisionQuestion:
     """A question with its options in the order of the prompt.
 
     Attributes:
-        name: its key among the questions of a request.
+        name: key of the question in a request.
         type: "noul", "choice" or "score".
         instructions: JSON, or None.
         options: names of a choice, "0", "1", ... of a score, "true" and "false".

@@ -310,7 +310,7 @@ class Engine:
 
         Args:
             shape: the program.
-            pool: its rows are consumed and replaced.
+            pool: pool with rows that are consumed and replaced.
             inputs: inputs of the step; host arrays must not be written to afterwards.
             owners: owner of each row, for the sanitizer and the test hook.
             counts: tokens that each row consumes, int32 [N], on the host; None if the step decides: then it returns

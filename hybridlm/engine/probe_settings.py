@@ -63,7 +63,7 @@ class ProbeSettings:
         Args:
             engine: engine of the model.
             texts: positions of each text behind its prompt, which are "all".
-            prefix: that all texts continue.
+            prefix: prefix that all texts continue.
 
         Raises:
             TypeError, ValueError: a setting does not fit the model or a text; the message names it.

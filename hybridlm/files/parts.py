@@ -243,7 +243,7 @@ def parts_of(output: Path) -> Iterator[Parts]:
     Afterwards the folder is deleted if the parts have been joined, or if no part exists.
 
     Args:
-        output: its parts are in a folder of its name and ".parts".
+        output: output file; its parts are in a folder with its name and ".parts".
 
     Raises:
         ValueError: another process holds the lock, or another user could have written the parts.

@@ -39,7 +39,7 @@ class BlockType(NamedTuple):
     Attributes:
         kind: kind of the codes (see `QuantisedWeight`).
         group: columns that share a scale.
-        scale_dtype: that holds every scale.
+        scale_dtype: dtype that holds every scale.
         has_zero: groups have an offset.
         parts: bytes of blocks -> codes and scales.
     """

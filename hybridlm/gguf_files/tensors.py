@@ -65,7 +65,7 @@ class NamedTensor(NamedTuple):
         """Return the tensor: the stored bfloat16 or float16 numbers if they are final, or float32.
 
         Args:
-            raw: its bytes.
+            raw: bytes of the tensor.
             where: the file, for errors.
 
         Raises:
@@ -105,7 +105,7 @@ class NamedTensor(NamedTuple):
         """Return the arrays of the tensor in packed form.
 
         Args:
-            raw: its bytes.
+            raw: bytes of the tensor.
             form: from `packed_form`.
             where: the file, for errors.
 

@@ -54,7 +54,7 @@ class ProcessGroup:
     Attributes:
         process, count: number of this process, and of all.
         decisions: commands and decisions of process 0.
-        messages: how they are sent.
+        messages: sends and receives the messages.
         heartbeat: watches the others.
     """
 

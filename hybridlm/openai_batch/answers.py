@@ -30,7 +30,7 @@ class BatchModel:
     """A model as a batch needs it.
 
     Attributes:
-        inputs: its limits.
+        inputs: limits of the model.
         session: opens a session.
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.

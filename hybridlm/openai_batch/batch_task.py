@@ -41,7 +41,7 @@ class BatchFileReport:
         responses: lines that were answered.
         bad_lines: lines that have an error instead.
         prompt_tokens, completion_tokens: of the responses.
-        kept: how many of these lines an earlier, interrupted run had done.
+        kept: number of these lines that an earlier, interrupted run had finished.
         prefix_tokens_saved: tokens of prompts that were not read again because prompts begin alike, by earlier runs
             too; with a prefix cache, and for prompts with log-probabilities.
         first_errors: some of the errors, the first ones of their parts.

@@ -79,7 +79,7 @@ class PrefixCache:
         At least one token of the prompt is left after it, since the next token is predicted from that token.
 
         Args:
-            prompt: its tokens.
+            prompt: tokens of the prompt.
             start: a state that it can continue from in any case.
         """
         with self._lock:
@@ -116,7 +116,7 @@ class PrefixCache:
         Waiting has to save a chunk at least.
 
         Args:
-            prompt: its tokens.
+            prompt: tokens of the prompt.
             reading: prompts that are being prefilled; a stop is added to them at the end of the common prefix if it is
                 missing.
         """

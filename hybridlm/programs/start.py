@@ -39,15 +39,15 @@ class Start:
     """One start, from the beginning of `load` to the first answer.
 
     Args:
-        model: its name.
+        model: name of the model.
         folder: folder of the cache; None keeps nothing.
         settings: all settings that the seconds depend on.
-        show: as `progress` of `load`.
+        show: the argument `progress` of `load`.
         began: `time.perf_counter()` at the beginning.
 
     Attributes:
         parts: seconds of each part so far.
-        last: what earlier starts took.
+        last: seconds of earlier starts.
     """
 
     def __init__(self, model: str, folder: Path | None, settings: Any, show: bool | None, began: float):

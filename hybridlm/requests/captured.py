@@ -118,7 +118,7 @@ class Recorder:
 
     Args:
         capacity: maximum number of positions.
-        hidden_states: their indices.
+        hidden_states: indices of hidden states.
         hidden: width of the residual stream.
         states: arrays of the state.
         path: the file to write; None for memory or a table.

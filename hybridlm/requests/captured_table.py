@@ -24,7 +24,7 @@ class CaptureTable:
 
     Args:
         path: the file, which does not exist yet.
-        hidden_states: their indices.
+        hidden_states: indices of hidden states.
         hidden: width of the residual stream.
         states: arrays of the state.
 

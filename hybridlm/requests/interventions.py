@@ -235,7 +235,7 @@ def read_interventions(value: Any, where: str) -> list[Intervention]:
     Args:
         value: each has `kind` and arguments of the method, such as
             `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
-        where: its name in messages.
+        where: name in messages.
 
     Raises:
         TypeError, ValueError: it is no such list; the message names the entry and its field.

@@ -93,11 +93,11 @@ class ActiveSequence:
     Attributes:
         request: the request.
         consumed: tokens that its state has seen once the dispatched steps have run.
-        slot: its row; None while it waits and after its last step was dispatched.
+        slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.
         logprobs, top_logprobs: log-probabilities of these tokens, if requested.
         finish_reason: why it ended; None while it is active.
-        drafting: its drafts; None without speculative decoding.
+        drafting: drafts of the sequence; None without speculative decoding.
         grammar: the tokens that its grammar or `allowed_token_ids` allow next; None for all.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
         recorder: recorder of reads inside the model; None for none.

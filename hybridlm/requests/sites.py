@@ -81,7 +81,7 @@ class ProbeSites:
 
         Args:
             change: the intervention.
-            where: its name in messages.
+            where: name in messages.
             length: positions of the sequence, those to be generated included.
 
         Raises:

@@ -18,7 +18,7 @@ class LogitChanges(NamedTuple):
     """The tokens with changed logits: by `bias`, then `repetition`, then `penalty`, per lane.
 
     Attributes:
-        tokens: their ids; an id beyond the vocabulary is no token.
+        tokens: ids of the tokens; an id beyond the vocabulary is no token.
         bias: added to the logit; -inf bans the token.
         repetition: divides a logit that is at least 0, and multiplies one below; 1 for none.
         penalty: subtracted.

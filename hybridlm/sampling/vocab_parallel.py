@@ -97,7 +97,7 @@ class Vocabulary(NamedTuple):
         Args:
             logits: materialized, so that the token's logit is the same number everywhere.
             token: one per row.
-            logit: its logit.
+            logit: logit of the token.
         """
         ids = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         if self.devices > 1:

@@ -183,7 +183,7 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
     """Return the question about one text.
 
     Args:
-        text: its token ids.
+        text: token ids of the text.
         start: first token to report on, behind its prompt; None for the first with a prediction.
         ids: its ids, one list or one for each position.
         where: name of the ids in messages.

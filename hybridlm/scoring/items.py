@@ -57,7 +57,7 @@ class ItemReader:
     """A reader of items for one model.
 
     Attributes:
-        inputs: its limits.
+        inputs: limits of the model.
         prefix: returns the token before a completion with an empty prompt.
     """
 

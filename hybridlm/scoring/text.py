@@ -25,7 +25,7 @@ class QueuedText:
 
     Attributes:
         index: number of the text in its call; None for a shared prefix.
-        tokens: its token ids, with `prefix`; the last token is not prefilled.
+        tokens: token ids of the text, with `prefix`; the last token is not prefilled.
         prefix: the user's prefix before the text; results begin behind it.
         parent: the shared prefix before the text, with the results of the first tokens.
         consumed: tokens in the lane's state after all dispatched steps.

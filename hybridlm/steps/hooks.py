@@ -117,7 +117,7 @@ class ProbeHooks(Hooks):
         probes: operands.
         positions: position of each lane's first token.
         tokens: T.
-        devices: that share the model.
+        devices: number of devices that share the model.
         last: each lane's last token, read if the operands have no places.
 
     Attributes:

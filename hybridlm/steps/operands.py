@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
     """Request for a report on the distribution of each position.
 
     Attributes:
-        token_ids: their log-probabilities and ranks are reported; C may be 0.
+        token_ids: ids with reported log-probabilities and ranks; C may be 0.
         temperature: divides the logits of a lane.
     """
 

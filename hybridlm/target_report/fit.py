@@ -23,7 +23,7 @@ class Fit:
         memory: bytes of the device's memory.
         weights: bytes of the parameters.
         rows: bytes of both pools.
-        padding: that the device's layouts add to weights and rows.
+        padding: bytes that the device's layouts add to weights and rows.
         scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
         free: remaining memory; negative if the step does not fit.
         lanes, context: as asked for.

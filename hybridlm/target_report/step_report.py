@@ -84,7 +84,7 @@ def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target
     """Return the report of a compiled step.
 
     Args:
-        shape: which step.
+        shape: shape of the step.
         step: compiled for the target.
         floor: floor of the step; None for moves of rows.
         target: the machine.

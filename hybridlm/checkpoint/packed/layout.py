@@ -34,8 +34,8 @@ class PackedLayout(NamedTuple):
         form: in the files.
         groups: scales of a row in memory, a multiple of the scales in the files.
         shards: role of an array ("codes", "scale", "whole", "zero") -> its layout over the devices.
-        dtype: that its numbers are rounded to in products.
-        products: how products are computed.
+        dtype: dtype of the rounded numbers in products.
+        products: method of products.
     """
 
     form: PackedForm

@@ -40,7 +40,7 @@ class SavedPiece(NamedTuple):
 
     Attributes:
         start: index of its first element in the parameter.
-        array: its elements.
+        array: elements of the tile.
     """
 
     start: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Errors that every part of hybridlm may raise: NaN, grammars without an end, missing extras, faulty checkpoints."""
+"""Errors of all parts of hybridlm: NaN, dead ends of grammars, missing extras, faulty checkpoints."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -9,15 +9,15 @@ from typing import Any, Self
 class ItemError(RuntimeError):
     """An error of one request or text among others."""
 
-    _given: tuple[Any, ...]
+    _arguments: tuple[Any, ...]
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        # For pickle, which would otherwise call the class with the message.
-        return type(self), self._given
+        # Without this, pickle calls the class with the message.
+        return type(self), self._arguments
 
     def of(self, item: str) -> Self:
         """Return the same error under another name of the item."""
-        return type(self)(item, *self._given[1:])
+        return type(self)(item, *self._arguments[1:])
 
 
 class NumericalError(ItemError):
@@ -29,7 +29,7 @@ class NumericalError(ItemError):
     """
 
     def __init__(self, item: str, position: int):
-        self._given = (item, position)
+        self._arguments = (item, position)
         super().__init__(
             f"{item}: token {position}: expected finite numbers, got NaN or infinity; look for them in the weights "
             f"(hybridlm inspect --weights) and in interventions, or load with dtype='float32'"
@@ -41,12 +41,12 @@ class GrammarError(ItemError):
 
     Args:
         item: the request.
-        position: of the token that cannot be sampled.
-        reason: why there is none.
+        position: position of the token that cannot be sampled.
+        reason: reason why no token is possible.
     """
 
     def __init__(self, item: str, position: int, reason: str):
-        self._given = (item, position, reason)
+        self._arguments = (item, position, reason)
         super().__init__(f"{item}: no token is possible in place {position}: {reason}")
 
 
@@ -54,23 +54,23 @@ class MissingExtra(ImportError):
     """A package is missing that an extra of hybridlm installs.
 
     Args:
-        what: the feature that was asked for.
+        feature: the requested feature.
         package: the package that it needs.
         extra: the extra that installs it.
     """
 
-    def __init__(self, what: str, package: str, extra: str):
-        self._given = (what, package, extra)
-        super().__init__(f'{what}: needs {package}, which is not installed: pip install "hybridlm[{extra}]"')
+    def __init__(self, feature: str, package: str, extra: str):
+        self._arguments = (feature, package, extra)
+        super().__init__(f'{feature}: needs {package}, which is not installed: pip install "hybridlm[{extra}]"')
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), self._given
+        return type(self), self._arguments
 
 
-def require_extra(what: str, package: str, extra: str) -> None:
+def require_extra(feature: str, package: str, extra: str) -> None:
     """Raise MissingExtra, with these arguments, if the package is not installed."""
     if find_spec(package) is None:
-        raise MissingExtra(what, package, extra)
+        raise MissingExtra(feature, package, extra)
 
 
 MAX_SHOWN = 40
@@ -83,8 +83,8 @@ class CheckpointError(ValueError):
 
     Attributes:
         where: the file, directory or name concerned.
-        faults: every fault, with what was expected and what was found.
-        advice: what to do; may be empty.
+        faults: every fault, with the expected and the actual value.
+        advice: a remedy; may be empty.
     """
 
     def __init__(self, where: str | Path, faults: str | Sequence[str], advice: str = "") -> None:

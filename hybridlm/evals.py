@@ -42,7 +42,7 @@ class HybridLM(TemplateLM):
     Args:
         pretrained: a checkpoint directory, a Hub id, or a loaded model.
         batch_size: lanes of a model to be loaded; None or "auto" for the default of `hybridlm.load`.
-        seed: of tasks that sample.
+        seed: seed of tasks that sample.
         enable_thinking: for chat templates that ask it; None leaves it to the template.
         chat_template_args: other variables of the chat template.
         think_end_token: end marker of thoughts, if it is not a known one.

@@ -38,7 +38,7 @@ from models.state.state import StateArray
 @partial(jax.tree_util.register_dataclass, data_fields=["layers"], meta_fields=["position"])
 @dataclass(frozen=True)
 class SequenceState:
-    """State of sequences after some tokens: a pytree of arrays that can be kept, changed and passed back.
+    """State of sequences after some tokens, as a pytree of arrays.
 
     Attributes:
         position: tokens consumed so far; static, no leaf of the pytree.
@@ -52,8 +52,8 @@ class SequenceState:
         """Return this state with some arrays replaced.
 
         Args:
-            arrays: arrays by the names that `repr` and `Captured.states` have, such as `layers[3][0].recurrent`, with
-                the lane axis in front.
+            arrays: arrays by their names in `repr` and `Captured.states`, such as `layers[3][0].recurrent`, with the
+                lane axis in front.
 
         Raises:
             ValueError: an unknown name, or another shape or dtype; lists every fault.
@@ -96,8 +96,8 @@ class ForwardOutput(NamedTuple):
         logits: float32 [.., T, vocab]; None with `logits=False`.
         hidden_states: float32 [.., T, hidden]: after the embedding and after each layer, before the final norm.
         states: the state after the last token; None unless requested.
-        logprobs: float32 [.., T-1], log-probability of each token but the first, the bits of `LM.score`; None without
-            tokens.
+        logprobs: float32 [.., T-1], log-probability of each token except the first, with the bits of `LM.score`; None
+            without tokens.
     """
 
     logits: Any
@@ -113,10 +113,10 @@ class ForwardOutput(NamedTuple):
 
 
 def check_tokens(tokens: Any, vocab_size: int, placeholders: Collection[int]) -> Any:
-    """Check tokens of `LM.forward`, if known, and return them as int32 [N, T].
+    """Check untraced tokens of `LM.forward`, and return tokens as int32 [N, T].
 
     Raises:
-        TypeError, ValueError: they are not ids of the vocabulary, or stand for images, audio or video.
+        TypeError, ValueError: tokens are not ids of the vocabulary, or stand for images, audio or video.
     """
     if isinstance(tokens, str):
         raise TypeError("tokens: expected token ids, got a text; give lm.tokenizer.encode(text)")
@@ -152,29 +152,29 @@ def check_embeddings(embeddings: Any, tokens: Any, hidden_size: int) -> Any:
     shape, dtype = np.shape(embeddings), embeddings.dtype
     if len(shape) not in (2, 3) or 0 in shape or dtype != np.float32 or shape[-1] != hidden_size:
         raise TypeError(f"embeddings: expected float32 [T, {hidden_size}] or [N, T, {hidden_size}], got {dtype}{shape}")
-    found = embeddings[None] if len(shape) == 2 else embeddings
-    if tokens is not None and found.shape[:2] != tokens.shape:
-        raise ValueError(f"embeddings: expected those of tokens {tokens.shape}, got {found.shape[:2]}")
-    return found
+    batched = embeddings[None] if len(shape) == 2 else embeddings
+    if tokens is not None and batched.shape[:2] != tokens.shape:
+        raise ValueError(f"embeddings: expected those of tokens {tokens.shape}, got {batched.shape[:2]}")
+    return batched
 
 
 def check_lengths(lanes: int, count: int, state: SequenceState | None, context: int) -> None:
     """Raise ValueError if tokens do not fit the context, or a state has other lanes."""
-    before = 0 if state is None else state.position
-    if before + count > context:
-        raise ValueError(f"tokens: {before} + {count} tokens are more than the context of {context}")
+    start = 0 if state is None else state.position
+    if start + count > context:
+        raise ValueError(f"tokens: {start} + {count} tokens are more than the context of {context}")
     if state is not None:
-        held = {leaf.shape[0] for leaf in jax.tree.leaves(state.layers)}
-        if held != {lanes}:
-            raise ValueError(f"state: has {sorted(held)} lanes, tokens have {lanes}")
+        state_lanes = {leaf.shape[0] for leaf in jax.tree.leaves(state.layers)}
+        if state_lanes != {lanes}:
+            raise ValueError(f"state: has {sorted(state_lanes)} lanes, tokens have {lanes}")
 
 
 Parameter = Array | LinearWeight
-"""A parameter of a loaded model: an array, or a matrix that is kept packed."""
+"""A parameter of a loaded model: an array, or a packed matrix."""
 
 
 def in_order(params: Mapping[str, Parameter], names: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters in the order of `names`; raises ValueError unless exactly these are given."""
+    """Return the parameters in the order of `names`; raise ValueError for other names."""
     if set(params) != set(names):
         raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(names)}")
     return tuple(params[name] for name in names)
@@ -197,27 +197,29 @@ class ForwardSharding(NamedTuple):
 
 
 def forward_sharding(placement: Placement, params: Sequence[Parameter], layers: Any) -> ForwardSharding | None:
-    """Return the partition specs of a forward pass, taken from its parameters and its state; None on one device."""
+    """Return the partition specs of parameters and state over a mesh; None on one device."""
     if placement.mesh is None:
         return None
-    held, specs = jax.tree.map(lambda one: one.sharding.spec, (params, layers))
+    param_specs, layer_specs = jax.tree.map(lambda leaf: leaf.sharding.spec, (params, layers))
     lane = placement.rows_over
     model = MODEL if placement.size(MODEL) > 1 else None
-    return ForwardSharding(placement.mesh, held, specs, PartitionSpec(lane), PartitionSpec(lane, None, model))
+    return ForwardSharding(
+        placement.mesh, param_specs, layer_specs, PartitionSpec(lane), PartitionSpec(lane, None, model)
+    )
 
 
 class HiddenStates(Hooks):
-    """Collects the residual stream after the embedding and after each layer.
+    """Hooks that collect the residual stream after the embedding and after each layer.
 
     Attributes:
-        found: those of the layers that have been traced, in order.
+        found: residual streams of the traced layers, in order.
     """
 
     def __init__(self) -> None:
         self.found: list[Array] = []
 
     def residual(self, x: Array, index: int) -> Array:
-        """Keep the residual stream after the embedding (index 0), or after layer `index - 1`, and change nothing."""
+        """Store the unchanged residual stream: 0 after the embedding, `i` after layer `i - 1`."""
         self.found.append(x)
         return x
 
@@ -228,10 +230,10 @@ class ForwardSettings(NamedTuple):
     Attributes:
         runs: (tokens that run together, number of such steps), in order: consecutive steps of one width.
         lanes: lanes that run together on a device.
-        padded: lanes of all devices, a multiple of those.
-        blocks: KV cache blocks to visit; static, so that the loop over them has a gradient.
+        padded: lanes of all devices, a multiple of `lanes`.
+        blocks: KV cache blocks to visit; static, so that the loop over blocks has a gradient.
         types: ShapeDtypeStructs of the state of the padded lanes.
-        keep_logits, keep_states: whether they are results.
+        keep_logits, keep_states: whether logits and states are results.
         split: partition specs over a mesh; None on one device.
     """
 
@@ -262,15 +264,15 @@ def run(
         tokens: int32 [N, T]; None with embeddings alone.
         embeddings: float32 [N, T, hidden]; None for the tokens' embeddings.
         layers: state before the first token; None for zeros.
-        position: int32 scalar, its position.
-        settings: settings.
+        position: int32 scalar, position of the first token.
+        settings: static settings.
 
     Returns:
         Log-probabilities of the next tokens [N, T], logits, hidden states and the state.
     """
-    shown = tokens if embeddings is None else embeddings
-    assert shown is not None
-    lanes, count = shown.shape[:2]
+    source = tokens if embeddings is None else embeddings
+    assert source is not None
+    lanes, count = source.shape[:2]
     if tokens is None:
         tokens = jnp.zeros((lanes, count), jnp.int32)
     widths = [width for width, steps in settings.runs for _ in range(steps)]
@@ -279,30 +281,30 @@ def run(
     def filled(x: Array, *wide: int) -> Array:
         """Pad lanes, and the next dimensions to the given sizes."""
         sizes = zip((settings.padded, *wide), x.shape, strict=False)
-        more = [(0, size - held) for size, held in sizes]
-        return jnp.pad(x, more + [(0, 0)] * (x.ndim - len(more)))
+        padding = [(0, size - length) for size, length in sizes]
+        return jnp.pad(x, padding + [(0, 0)] * (x.ndim - len(padding)))
 
     following = jnp.pad(tokens[:, 1:], [(0, 0), (0, 1)])
     inputs = [filled(x, full) for x in (tokens, following, *([] if embeddings is None else [embeddings]))]
     if layers is None:
-        start = jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), settings.types)
+        start = jax.tree.map(lambda array: jnp.zeros(array.shape, array.dtype), settings.types)
     else:
         start = jax.tree.map(filled, layers)
     steps = np.cumsum([0, *widths[:-1]], dtype=np.int32)
-    # Behind a barrier: masks of known lengths would be simplified, and rounding would change.
+    # Without the barrier XLA would simplify masks of constant lengths, and rounding would change.
     lengths = lax.optimization_barrier(jnp.asarray(np.minimum(count - steps, widths).astype(np.int32)))
     step = partial(_device_step, structure, settings)
     if settings.split is not None:
         s = settings.split
-        given = (s.params, [s.lanes] * len(inputs), s.layers, PartitionSpec(), PartitionSpec())
+        operand_specs = (s.params, [s.lanes] * len(inputs), s.layers, PartitionSpec(), PartitionSpec())
         logits = s.logits if settings.keep_logits else None
-        results = (s.lanes, logits, s.lanes, s.layers if settings.keep_states else None)
-        step = jax.shard_map(step, mesh=s.mesh, in_specs=given, out_specs=results, check_vma=True)
-    # A gradient runs the pass itself first, which is why its value has the same bits, and then once more for itself.
+        result_specs = (s.lanes, logits, s.lanes, s.layers if settings.keep_states else None)
+        step = jax.shard_map(step, mesh=s.mesh, in_specs=operand_specs, out_specs=result_specs, check_vma=True)
+    # A gradient runs the pass once for its value, with the same bits, and once more for the gradient.
     step = jax.checkpoint(step)
-    logprobs, logits, hidden, after = step(params, inputs, start, lengths, position + jnp.asarray(steps))
+    logprobs, logits, hidden, final_layers = step(params, inputs, start, lengths, position + jnp.asarray(steps))
     cut = partial(jax.tree.map, lambda x: x[:lanes, :count])
-    return cut(logprobs), cut(logits), cut(hidden), jax.tree.map(lambda x: x[:lanes], after)
+    return cut(logprobs), cut(logits), cut(hidden), jax.tree.map(lambda x: x[:lanes], final_layers)
 
 
 def _device_step(
@@ -317,12 +319,12 @@ def _device_step(
     """Run the lanes of one device, `settings.lanes` at a time, chunk by chunk."""
     model = structure.rebuild(varying_like(params, inputs))
     arrays = structure.arrays.layers
-    # Over a mesh of the model's own, states have the specs of the settings.
+    # If the model has its own mesh, states have the specs of the settings.
     layers = varying_like(layers, inputs, () if settings.split is not None else params)
-    whole, layers = layers, jax.tree.map(partial(_first_blocks, blocks=settings.blocks), arrays, layers)
+    initial_layers, layers = layers, jax.tree.map(partial(_first_blocks, blocks=settings.blocks), arrays, layers)
 
-    def chunk(layers: Any, given: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
-        (tokens, targets, *embeddings), length, position = given
+    def chunk(layers: Any, inputs: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
+        (tokens, targets, *embeddings), length, position = inputs
         hooks = HiddenStates()
         hidden, layers = model(
             tokens,
@@ -337,8 +339,8 @@ def _device_step(
         logprobs, logits = token_logits(model, hidden, targets, settings.keep_logits)
         return layers, (logprobs, logits, tuple(hooks.found))
 
-    def group(given: tuple[list[Array], Any]) -> tuple[Any, Any]:
-        inputs, layers = given
+    def group(operands: tuple[list[Array], Any]) -> tuple[Any, Any]:
+        inputs, layers = operands
         parts, token, step = list[Any](), 0, 0
         for width, steps in settings.runs:
             span, ends = slice(token, token + width * steps), slice(step, step + steps)
@@ -351,12 +353,12 @@ def _device_step(
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts), layers
 
     if len(inputs[0]) == settings.lanes:
-        found, layers = group((inputs, layers))
+        outputs, layers = group((inputs, layers))
     else:
         grouped = jax.tree.map(lambda x: x.reshape((-1, settings.lanes, *x.shape[1:])), (inputs, layers))
-        found, layers = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), lax.map(group, grouped))
-    after = jax.tree.map(_with_blocks, arrays, whole, layers) if settings.keep_states else None
-    return *found, after
+        outputs, layers = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), lax.map(group, grouped))
+    final_layers = jax.tree.map(_with_blocks, arrays, initial_layers, layers) if settings.keep_states else None
+    return *outputs, final_layers
 
 
 def _positions_dim(array: StateArray) -> int:
@@ -364,21 +366,22 @@ def _positions_dim(array: StateArray) -> int:
 
 
 def _first_blocks(array: StateArray, x: Array, blocks: int) -> Array:
-    """Return the positions of a KV cache that are visited, two blocks at least (ops/layout: one block)."""
+    """Return the visited positions of a KV cache, at least two blocks (ops/layout: one block)."""
     if not array.grows:
         return x
     return lax.slice_in_dim(x, 0, max(blocks, 2) * KV_BLOCK, axis=_positions_dim(array))
 
 
-def _with_blocks(array: StateArray, whole: Array, x: Array) -> Array:
-    """Return the whole KV cache with its first blocks replaced."""
-    return lax.dynamic_update_slice_in_dim(whole, x, 0, _positions_dim(array)) if array.grows else x
+def _with_blocks(array: StateArray, cache: Array, x: Array) -> Array:
+    """Return the complete KV cache with its first blocks replaced."""
+    return lax.dynamic_update_slice_in_dim(cache, x, 0, _positions_dim(array)) if array.grows else x
 
 
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return the widths of the steps of `count` tokens, and how many consecutive steps have each.
+    """Return (width, number of consecutive steps with this width) for `count` tokens.
 
-    The steps equal `LM.score`, without the last token: it has a step only if the others have no room.
+    The steps equal the steps of `LM.score` without the last token: it has its own step only if the other steps are
+    full.
     """
     steps = list(text_widths(count - 1, widths))
     if sum(steps) < count:
@@ -438,8 +441,8 @@ def forward(
     single = (np.ndim(tokens) if has_tokens else np.ndim(embeddings) - 1) == 1
     if embeddings is not None:
         embeddings = check_embeddings(embeddings, token_ids, config.hidden_size)
-    shown: Any = embeddings if token_ids is None else token_ids
-    lanes, count = shown.shape[:2]
+    source: Any = embeddings if token_ids is None else token_ids
+    lanes, count = source.shape[:2]
     check_lengths(lanes, count, state, engine.context)
     group = engine.bucket(lanes, engine.prefill_rows)
     padded = -(-lanes // group) * group
@@ -454,9 +457,9 @@ def forward(
     operands = (engine.programs.structure, params, token_ids, embeddings, layers, np.int32(start), settings)
     with use_cache(engine.programs.cache), fixed_settings():
         logprobs, logits, hidden_states, layers = run(*operands)
-    after = SequenceState(start + count, layers) if return_states else None
+    final_state = SequenceState(start + count, layers) if return_states else None
     logprobs = logprobs[:, :-1] if has_tokens else None
     if not single:
-        return ForwardOutput(logits, hidden_states, after, logprobs)
+        return ForwardOutput(logits, hidden_states, final_state, logprobs)
     first = jax.tree.map(lambda x: x[0], (logits, hidden_states, logprobs))
-    return ForwardOutput(first[0], first[1], after, first[2])
+    return ForwardOutput(first[0], first[1], final_state, first[2])

@@ -71,23 +71,23 @@ NOTES: Mapping[str, str] = {
 """Names without an argument of the same effect -> advice."""
 
 
-def unknown_keyword(name: str, known: Collection[str]) -> str:
-    """Return the fault of an unknown keyword, with the argument for it or the closest name."""
-    targets = [target for target, names in SYNONYMS.items() if name in names and target in known]
+def unknown_keyword(name: str, names: Collection[str]) -> str:
+    """Return the fault of an unknown keyword, with the matching argument or closest name."""
+    targets = [target for target, synonyms in SYNONYMS.items() if name in synonyms and target in names]
     if not targets and name in NOTES:
         return f"{name}: no such argument; {NOTES[name]}"
-    if targets := targets or difflib.get_close_matches(name, known, n=1):
+    if targets := targets or difflib.get_close_matches(name, names, n=1):
         return f"{name}: no such argument; did you mean {targets[0]}?"
-    return f"{name}: no such argument; arguments are {', '.join(known)}"
+    return f"{name}: no such argument; arguments are {', '.join(names)}"
 
 
 def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse unknown keywords of a call with a suggestion.
 
-    Known are the names in the function's signature and, for `**options: Unpack[Options]`, the keys of the TypedDict.
+    Valid are the names in the function's signature and, for `**options: Unpack[Options]`, the keys of the TypedDict.
 
     Raises:
-        TypeError: by a call with unknown keywords; names all of them. Nothing has been computed.
+        TypeError: a call has unknown keywords; the error lists all of them. Nothing has been computed.
     """
 
     @functools.cache
@@ -103,8 +103,8 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if unknown := [name for name in kwargs if name not in known()]:
-            raise TypeError("; ".join(unknown_keyword(name, known()) for name in unknown))
+        if unknown_names := [name for name in kwargs if name not in known()]:
+            raise TypeError("; ".join(unknown_keyword(name, known()) for name in unknown_names))
         return function(*args, **kwargs)
 
     return checked

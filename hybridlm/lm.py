@@ -233,29 +233,29 @@ class LM:
             "logits_processor": logits_processor, "speculate": speculate, "hidden_states": hidden_states,
             "states": states, "positions": positions, "capture_to": capture_to, "interventions": interventions,
         }  # fmt: skip
-        within = continue_final_message in REASONING
+        is_reasoning = continue_final_message in REASONING
         params = with_settings(sampling_params, settings)
-        if within and params.thinking_budget is not None:
+        if is_reasoning and params.thinking_budget is not None:
             raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
-        if within and params.structured_outputs is not None:
+        if is_reasoning and params.structured_outputs is not None:
             raise ValueError("structured_outputs: cannot begin in thoughts that continue_final_message goes on with")
-        done = self.generate([prompt], params, **options)[0]
-        if not within:
-            return done
-        markers, texts = markers_of(self.tokenizer, params.think_end), (done.text or "", done.token_ids)
+        completion = self.generate([prompt], params, **options)[0]
+        if not is_reasoning:
+            return completion
+        markers, texts = markers_of(self.tokenizer, params.think_end), (completion.text or "", completion.token_ids)
         flags = params.skip_special_tokens, params.keep_tool_markers
         parts = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
-        return replace(done, reasoning=parts.reasoning, answer=parts.answer)
+        return replace(completion, reasoning=parts.reasoning, answer=parts.answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",
         capture_to: File | None = None,
     ) -> Session:  # fmt: skip
-        """Open a session: submit and cancel requests at any time, and run the engine step by step.
+        """Open a session that submits and cancels requests and runs the engine stepwise.
 
         Args:
-            logits_processor, speculate: for all its requests, as for `generate`.
-            capture_to: folder to create for what its requests read inside the model.
+            logits_processor, speculate: settings of all requests, as for `generate`.
+            capture_to: folder to create for the arrays that requests read inside the model.
         """
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
         return open_session(self.engine, self.tokenizer, to_request, logits_processor, speculate, folder)
@@ -266,18 +266,19 @@ class LM:
         temperature: float = 1.0, entropy: bool = False, hidden_states: Sequence[int] = (), states: bool = False,
         positions: Any = "last", capture_to: File | None = None, interventions: Any = None,
     ) -> list[Score]:  # fmt: skip
-        """Compute the log-probability of every token of every text: a float32 log-softmax over the whole vocabulary.
+        """Compute the log-probability of every token of every text.
 
-        The beginning that texts share is prefilled once, in whole chunks, without changing a bit of any score.
+        It is a float32 log-softmax over the whole vocabulary. A common beginning of texts is prefilled once, in whole
+        chunks, without changing a bit of any score.
 
         Args:
             texts: texts. Without `prefix` an item can also be `{"prompt": ..., "completion": ...}`, two texts or two
-                lists of token ids, of which the completion is scored, or each of a list of completions; or
+                lists of token ids: the completion is scored, or each completion of a list. Or it is
                 `{"messages": [...]}`, a chat with a last answer that is scored up to its end token, with `tools` and
                 `chat_template_kwargs` for its template.
             top_logprobs: number of most likely tokens to report at each position.
-            prefix: state that every text continues (see `prefix`); the scores are those of the texts' own tokens,
-                including the first.
+            prefix: state that every text continues (see `prefix`); only the texts' own tokens have scores, including
+                the first.
             token_ids, top, start, temperature, entropy: see `DistributionSettings`.
             hidden_states, states, positions, capture_to, interventions: see `ProbeSettings`. With them every text is
                 prefilled by itself (docs/research.md).
@@ -357,7 +358,9 @@ class LM:
         return self.run_file(ClassifyTask(), input, output, **options)
 
     def decide(self, state: Any, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Answer]:
-        """Answer typed questions about a state with a probability for every option, without generating a token.
+        """Answer typed questions about a state with a probability for every option.
+
+        No token is generated.
 
         Args:
             state: text or other JSON.
@@ -428,10 +431,10 @@ class LM:
         self, texts: File | Sequence[File | Sequence[int]], *, convention: str = "rolling", window: int | None = None,
         stride: int | None = None,
     ) -> float:  # fmt: skip
-        """Perplexity of a corpus: exp of the mean negative log-probability over all counted tokens of all texts.
+        """Compute the perplexity of a corpus.
 
-        Conventions differ in the tokens that count and in their context (docs/evaluation.md), so a figure needs its
-        convention and window.
+        It is exp of the mean negative log-probability over all counted tokens of all texts. Conventions differ in the
+        tokens that count and in their context (docs/evaluation.md), so a figure needs its convention and window.
 
         Args:
             texts: texts, or paths of text files (UTF-8), each one text. Paths are `pathlib.Path` or the like: a string
@@ -445,25 +448,25 @@ class LM:
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")
         windows = ((i, part) for i, text in enumerate(ids) for part in cut(text))
-        return corpus_perplexity(windows, self.text_model.scores, most=64 * self.engine.lanes)
+        return corpus_perplexity(windows, self.text_model.scores, batch_size=64 * self.engine.lanes)
 
     def forward(
         self, tokens: Any = None, *, embeddings: Any = None, return_states: bool = False,
         state: SequenceState | None = None, params: Mapping[str, jax.Array] | None = None, logits: bool = True,
         chunk: int | None = None,
     ) -> ForwardOutput:  # fmt: skip
-        """Compute logits of every position, hidden states of every layer and, on request, the final state.
+        """Compute logits and hidden states of every position and, on request, the final state.
 
         Differentiable with respect to `params`, `embeddings` and `state`, by `jax.grad`, `jax.jvp` and `jax.linearize`,
         and under `jax.jit`, `jax.vmap` and `jax.shard_map`:
-        `jax.grad(lambda p: -lm.forward(tokens, params=p, logits=False).logprobs.mean())(lm.params)`. `logprobs` are bit
-        for bit those of `score` for the same texts (docs/research.md has the conditions).
+        `jax.grad(lambda p: -lm.forward(tokens, params=p, logits=False).logprobs.mean())(lm.params)`. `logprobs` equal
+        `score` bit for bit for the same texts (docs/research.md has the conditions).
 
         Args:
             tokens: token ids, [T] or [N, T]; None with `embeddings` alone. Traced ids are not checked: one outside the
                 vocabulary gives NaN.
-            embeddings: float32 [T, hidden] or [N, T, hidden] in place of the tokens' own, which are
-                `hidden_states[0]`; the tokens are then only those that are predicted.
+            embeddings: float32 [T, hidden] or [N, T, hidden] in place of the tokens' own embeddings, which are
+                `hidden_states[0]`; the tokens are then only targets of the prediction.
             return_states: also return the state after the last token; pass it as `state` to continue.
             state: state to start from; None starts a sequence.
             params: parameters to use instead of `lm.params`.
@@ -498,8 +501,8 @@ class LM:
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
         """Prefill a common beginning of prompts or texts once, for `generate`, `stream`, `score` and `submit`.
 
-        Results equal those of the joined prompts up to float32 rounding, and bit for bit if the length of the prefix is
-        one more than a multiple of `chunk` and `generate` has one prompt. The state (`nbytes`) is on the device.
+        Results equal the results of joined prompts up to float32 rounding, and bit for bit if the length of the prefix
+        is one more than a multiple of `chunk` and `generate` has one prompt. The state (`nbytes`) is on the device.
 
         Args:
             tokens: a string, encoded like a prompt, or token ids. Text that continues it is encoded separately.
@@ -511,7 +514,7 @@ class LM:
         return Prefix(*load_snapshot(self.engine, Path(path), self.text_model.inputs.encode))
 
     def merge_adapter(self, adapter: File) -> None:
-        """Merge a LoRA adapter, as PEFT saves it, into the weights, on top of those merged before.
+        """Merge a LoRA adapter in PEFT's format into the current weights.
 
         The model equals one that was loaded with the adapter. Cached prefixes are dropped, and prefixes of the earlier
         weights are refused. See docs/checkpoints/adapters.md.
@@ -535,8 +538,8 @@ class LM:
         prefixes are dropped, prefixes of the earlier weights are refused. See docs/research.md.
 
         Args:
-            params: an `nnx.State` of `lm.model`, a dict of arrays by the names of `lm.params` or by those of the
-                checkpoint's tensors, or a directory, GGUF file or hub id with the same configuration. Arrays may be
+            params: an `nnx.State` of `lm.model`, a dict of arrays by the names of `lm.params` or of the checkpoint's
+                tensors, or a directory, GGUF file or hub id with the same configuration. Arrays may be
                 tensors with DLPack in host memory, as of PyTorch. Floats of 16 or 32 bits are converted to the dtype in
                 memory. Over a mesh an array is whole, also replicated over another mesh, or sharded as in `lm.params`.
             partial: a dict or state without some parameters keeps these.
@@ -551,7 +554,7 @@ class LM:
         self._weights.update(params, partial)
 
     def save(self, directory: File) -> None:
-        """Write the model in memory to a directory for `hybridlm.load`, which opens it faster.
+        """Write the model to a directory that `hybridlm.load` opens faster.
 
         A model loaded from it gives the same bits, on any mesh. With several processes all call this, with a directory
         that all of them see. See docs/checkpoints/saving.md.
@@ -579,11 +582,12 @@ class LM:
         return warm_up(self.engine, every_bucket, progress)
 
     def run_worker(self) -> bool:
-        """Run the worker loop if the mesh spans several processes: repeat the commands of process 0 until it ends.
+        """Run the worker loop if the mesh spans several processes.
 
-        Call it in every process once the model is loaded: `if not lm.run_worker(): print(lm.generate(prompts))`. It
-        returns False in process 0 and without such a mesh. A process that cannot go on, because another one ended or
-        does not answer, reports why and exits (status 70); in process 0 an error is raised.
+        The loop repeats the commands of process 0 until process 0 ends. Call it in every process once the model is
+        loaded: `if not lm.run_worker(): print(lm.generate(prompts))`. It returns False in process 0 and without such a
+        mesh. A process that cannot go on, because another one ended or does not answer, reports why and exits (status
+        70); in process 0 an error is raised.
         """
         return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
 
@@ -592,7 +596,7 @@ class LM:
         """Counters since the model was loaded; docs/speculation.md and docs/prefix-cache.md describe them.
 
         `step_tokens` are the real tokens among the `step_places` of all steps, and `token_share` is their share; steps
-        that verify drafts do not count. `decode_tokens` and `decode_places` are those of steps with one token per lane.
+        that verify drafts do not count. `decode_tokens` and `decode_places` count steps with one token per lane.
         """
         cache, counts = self.engine.prefix_cache, self.engine.stats
         rate = counts["generated_tokens"] / counts["sampled_lanes"] if counts["sampled_lanes"] else 0.0

@@ -43,9 +43,9 @@ class StateHistory:
         norms: float32 [L, G, heads], Frobenius norm after each group.
         ranks: float32 [L, G, heads], effective rank: exp of the entropy of the normalised singular values, from 1 (one
             association) to the smaller side of the matrix; 0 for a matrix of zeros.
-        written: float32 [L, G, G, heads], norm of what the tokens of each group (second G) wrote and what is left of
-            it after each group (first G): later decays and corrections are applied to it. Recurrences are linear, so
-            these parts add up to the state.
+        written: float32 [L, G, G, heads], norm of the part of the state that the tokens of each group (second G) wrote,
+            after each group (first G): later decays and corrections are applied to it. Recurrences are linear, so these
+            parts add up to the state.
     """
 
     token_ids: tuple[int, ...]
@@ -297,7 +297,7 @@ def draw_lens(lens: LogitLens, path: str | os.PathLike[str] | None = None, first
     """Draw the most likely next token after each layer, with its probability as the colour.
 
     Args:
-        lens: what `logit_lens` returned.
+        lens: result of `logit_lens`.
         path: file to write; None for none.
         first, count: the tokens that are shown.
     """

@@ -93,13 +93,13 @@ def counting_progress(show: bool | None, description: str, total: int) -> Iterat
 
 
 FileProgress = bool | Literal["lines"] | None
-"""Whether progress is shown: None shows a bar if standard error is a terminal, "lines" prints lines if it is none."""
+"""Kind of progress: None shows a bar if standard error is a terminal; "lines" prints lines if it is not."""
 SECONDS_BETWEEN_LINES = 30.0
 """Time between two lines of progress."""
 SECONDS_BETWEEN_RATES = 0.5
-"""Time between two looks at the number of tokens, for a bar."""
+"""Time between two updates of the number of tokens in a bar."""
 Tokens = Callable[[], int]
-"""Returns the number of tokens that have been computed so far: parts of a file may take hours."""
+"""Returns the number of tokens computed so far: parts of a file may take hours."""
 
 
 def no_tokens() -> int:
@@ -113,9 +113,9 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
     Args:
         description: description of the work.
         count, total: amounts.
-        seconds: since the beginning of this run.
-        stored: amount that an earlier run had done.
-        tokens: computed by this run; 0 where they are not counted.
+        seconds: seconds since the beginning of this run.
+        stored: finished amount of an earlier run.
+        tokens: tokens computed by this run; 0 if tokens are not counted.
     """
     seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
     ahead = (
@@ -168,7 +168,7 @@ class Speed:
 
 
 class Lines:
-    """Lines of progress, as often as `tick` is called, and one when all is done."""
+    """Lines of progress: one for each call of `tick`, and one at the end."""
 
     def __init__(self, description: str, tokens: Tokens):
         self._description, self._speed, self._amounts = description, Speed(tokens), (0, 0, 0)
@@ -184,7 +184,7 @@ class Lines:
 
     def tick(self) -> None:
         count, total, _ = self._amounts
-        if count < total:  # before it is known how much there is, or behind the last line
+        if count < total:  # the total is 0 before the amount is known, and equal to the count after the last line
             self._print()
 
     def _print(self) -> None:

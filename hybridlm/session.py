@@ -79,7 +79,7 @@ class Session:
         capture_to: folder for files of captured arrays of submitted requests; None keeps them in memory.
 
     Attributes:
-        errors: why requests ended without a completion, by number.
+        errors: reasons of ends without a completion, by request number.
     """
 
     def __init__(
@@ -145,15 +145,15 @@ class Session:
 
         Args:
             prompt: a string or a list of token ids.
-            sampling_params: how its tokens are sampled and when it ends.
-            priority: of the waiting requests the highest priority goes first; equal ones in order of arrival.
+            sampling_params: settings of sampling and of the end.
+            priority: the waiting request with the highest priority is first; equal ones keep the order of arrival.
             prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
             hidden_states, states, positions, interventions: reads and changes inside the model in this request,
                 as for `LM.generate`; the session drafts nothing with them.
             **settings: fields of `SamplingParams`.
 
         Returns:
-            The number of the request, which its events carry: 0, 1, ... It is part of the key of its random numbers.
+            The number of the request in its events: 0, 1, ... It is part of the key of its random numbers.
 
         Raises:
             TypeError, ValueError: the prompt or a setting is wrong; nothing was queued.
@@ -161,15 +161,15 @@ class Session:
         """
         self._require_open()
         request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
-        inside = ProbeSettings(hidden_states, positions, states, None, interventions)
-        inside.check()
-        if inside.given:
-            request = inside.of_request(self._reading(), request)
+        probes = ProbeSettings(hidden_states, positions, states, None, interventions)
+        probes.check()
+        if probes.given:
+            request = probes.of_request(self._reading(), request)
         self.add(request)
         return request.index
 
     def _reading(self) -> Probing:
-        """Return the probing of this session, made for the first request that reads or changes something inside."""
+        """Return the probing of this session, created for the first request with probes."""
         if self._probing is None:
             probing = Probing(self._engine, probe_sites(self._engine, "submit"), self._capture_to)
             self._scheduler.read_and_change(probing)
@@ -227,8 +227,9 @@ class Session:
                 samples nothing, and the first step has no predecessor.
 
         Raises:
-            NumericalError: the logits of a request are not numbers. It has ended; the others go on in the next call.
-            GrammarError: no token can follow in the grammar of a request; likewise.
+            NumericalError: the logits of a request are not numbers. The request has ended; the others continue in the
+                next call.
+            GrammarError: no token can follow in the grammar of a request. The request has ended, too.
             IsolationError, AuditError, HloError: a step is refused (see `load`).
             RowsLost: an earlier step was interrupted; the session is closed, submit its requests again.
             RuntimeError: the session is closed.
@@ -277,7 +278,7 @@ class Session:
         """Check that every row of the pools is free or held by one active request.
 
         Raises:
-            SlotError: it is not; lists every fault.
+            SlotError: a row is neither free nor held once; the error lists every fault.
         """
         self._scheduler.check_integrity()
 
@@ -312,16 +313,16 @@ class Session:
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
         """Return the tokens that may follow the output of a sequence; None for all."""
-        request, asked = sequence.request, sequence.request.params.grammar
+        request, source = sequence.request, sequence.request.params.grammar
         if request.params.allowed_token_ids is not None:
             return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
-        if asked is None or self._tokenizer is None:
+        if source is None or self._tokenizer is None:
             return None
-        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, asked.end_token_ids)
-        return grammars.state(asked.text, request.given, sequence.output, request.params.think_end)
+        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, source.end_token_ids)
+        return grammars.state(source.text, request.given, sequence.output, request.params.think_end)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
-        """Process the outputs of a step: append tokens, end requests, keep the drafts of the MTP head."""
+        """Process the outputs of a step: append tokens, end requests, store MTP drafts."""
         wrong: NumericalError | GrammarError | None = None
         try:
             if accepted is not None:
@@ -331,7 +332,7 @@ class Session:
                 places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
                 for place in places:
                     if sequence.finish_reason is not None:
-                        break  # it ended while this step was in flight, or with an earlier token
+                        break  # the request ended while this step was in flight, or with an earlier token
                     error = self._error(sequence, sampled, place)
                     if error is None and self._probing is not None:
                         hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
@@ -397,15 +398,15 @@ class Session:
             self._end(sequence, reason, token)
 
     def _end_thoughts(self, sequence: ActiveSequence, end_ids: list[int]) -> None:
-        """Put the end marker of thoughts behind a sequence; it joins the queue again, to go on after the marker."""
+        """Append the end marker of thoughts to a sequence, and queue the sequence again."""
         request, index, text = sequence.request, sequence.request.index, self._texts[sequence.request.index]
-        left = request.params.max_tokens - len(sequence.generated) - len(end_ids)
+        remaining = request.params.max_tokens - len(sequence.generated) - len(end_ids)
         prompt = (*request.prompt, *sequence.generated, *end_ids)
-        if left < 1 or len(prompt) >= self._engine.context:
+        if remaining < 1 or len(prompt) >= self._engine.context:
             return  # the thoughts end with the completion
-        sequence.finish_reason = "cancelled"  # what steps in flight sample for it is dropped
+        sequence.finish_reason = "cancelled"  # tokens of steps in flight are dropped
         self._scheduler.leave(sequence)
-        params = replace(request.params, max_tokens=left)
+        params = replace(request.params, max_tokens=remaining)
         completed = len(sequence.output) + len(end_ids)
         follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
         follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
@@ -427,23 +428,23 @@ class Session:
             return "stop"
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        done = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
-        return "length" if done else None
+        finished = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
+        return "length" if finished else None
 
     def _end(self, sequence: ActiveSequence, reason: FinishReason, token: int | None) -> None:
         """Append the last event of a request."""
-        index, asked = sequence.request.index, sequence.request.params.logprobs
+        index, logprobs = sequence.request.index, sequence.request.params.logprobs
         text = self._texts.get(index)
         if text is not None:
             text.finish()
             reason = "stop" if text.stopped and reason == "length" else reason
         of_prompt = self._prompt_logprobs.get(index)
         self._forget(sequence, reason)
-        params, given, output = sequence.request.params, list(sequence.request.given), sequence.output
+        params, prompt, output = sequence.request.params, list(sequence.request.given), sequence.output
         reasoning = answer = None
         if text is not None and self._tokenizer is not None:
             markers = markers_of(self._tokenizer, params.think_end)
-            opened = markers is not None and opens_thoughts(self._tokenizer, given, markers)
+            opened = markers is not None and opens_thoughts(self._tokenizer, prompt, markers)
             reasoning, answer = split_thoughts(
                 self._tokenizer,
                 text.text,
@@ -456,10 +457,10 @@ class Session:
         completion = Completion(
             text=None if text is None else text.text,
             token_ids=output,
-            logprobs=None if asked is None else sequence.logprobs,
-            top_logprobs=sequence.top_logprobs if asked else None,
+            logprobs=None if logprobs is None else sequence.logprobs,
+            top_logprobs=sequence.top_logprobs if logprobs else None,
             finish_reason=reason,
-            prompt_token_ids=given,
+            prompt_token_ids=prompt,
             tokenizer=self._tokenizer,
             reasoning=reasoning,
             answer=answer,

@@ -1,4 +1,4 @@
-"""Guard against other packages named ``models`` or ``ir_passes``, which are common names in users' folders."""
+"""Guard against packages of users named ``models`` or ``ir_passes``."""
 
 import importlib
 import importlib.util
@@ -10,21 +10,21 @@ SIBLINGS = ("ir_passes", "models")
 
 
 class ForeignPackageError(ImportError):
-    """A package of hybridlm is hidden or overwritten by another one of the same name."""
+    """Another package hides or overwrites a package of hybridlm with the same name."""
 
-    def __init__(self, name: str, found: str | None, expected: str, reason: str):
+    def __init__(self, name: str, path: str | None, expected: str, reason: str):
         super().__init__(
             f"hybridlm needs its own top-level package {name!r} and found another one.\n"
-            f"  found:    {found or 'nothing'}\n  expected: {expected}\n  reason:   {reason}\n"
+            f"  found:    {path or 'nothing'}\n  expected: {expected}\n  reason:   {reason}\n"
             f"Any one of these helps: rename the file or folder that was found; start Python or Jupyter from another "
             f"directory; reinstall hybridlm in a fresh environment (python -m venv).",
             name=name,
-            path=found,
+            path=path,
         )
 
 
 def require_siblings() -> None:
-    """Import ``ir_passes`` and ``models``; raise ForeignPackageError unless both were installed with hybridlm.
+    """Import ``ir_passes`` and ``models``; raise ForeignPackageError for packages of other distributions.
 
     The path is checked first, without executing the package. The marker ``DISTRIBUTION`` detects another distribution
     that has overwritten the files.
@@ -34,24 +34,24 @@ def require_siblings() -> None:
         expected = os.path.join(root, name, "__init__.py")
         loaded = sys.modules.get(name)
         spec = getattr(loaded, "__spec__", None) if loaded is not None else importlib.util.find_spec(name)
-        found = _location(spec.origin, spec.submodule_search_locations) if spec else getattr(loaded, "__file__", None)
-        if found is None or os.path.dirname(os.path.realpath(found)) != os.path.dirname(expected):
-            raise ForeignPackageError(name, found, expected, _reason(name, found, expected, loaded is not None))
+        path = _location(spec.origin, spec.submodule_search_locations) if spec else getattr(loaded, "__file__", None)
+        if path is None or os.path.dirname(os.path.realpath(path)) != os.path.dirname(expected):
+            raise ForeignPackageError(name, path, expected, _reason(name, path, expected, loaded is not None))
         if getattr(importlib.import_module(name), "DISTRIBUTION", None) != "hybridlm":
             reason = "another distribution has overwritten this file (its DISTRIBUTION is not 'hybridlm')"
-            raise ForeignPackageError(name, found, expected, reason)
+            raise ForeignPackageError(name, path, expected, reason)
 
 
 def _location(origin: str | None, folders: list[str] | None) -> str | None:
     return origin if origin and os.path.exists(origin) else next(iter(folders or []), origin)
 
 
-def _reason(name: str, found: str | None, expected: str, loaded: bool) -> str:
+def _reason(name: str, path: str | None, expected: str, loaded: bool) -> str:
     if loaded:
         return f"{name!r} was already imported before hybridlm"
-    if found is None or not os.path.exists(expected):
+    if path is None or not os.path.exists(expected):
         return "the installation of hybridlm is incomplete"
     folder = os.path.realpath(sys.path[0] or os.getcwd())
-    if Path(os.path.realpath(found)).is_relative_to(folder):
+    if Path(os.path.realpath(path)).is_relative_to(folder):
         return f"the current directory or the script's folder, {folder}, comes first on sys.path"
     return "it comes before hybridlm on sys.path"

@@ -47,7 +47,7 @@ class LoadedFiles:
 
     Attributes:
         path: directory of the checkpoint.
-        fingerprint: of the configuration and the weights.
+        fingerprint: fingerprint of the configuration and the weights.
         tokenizer: None for a checkpoint without tokenizer.
         eos_token_ids: tokens that end a completion.
         adapters: merged into the weights.
@@ -97,7 +97,7 @@ class TextModel:
         path, tokenizer, eos_token_ids, classifier, has_vocabulary_head: as in `LoadedFiles`.
         params, fingerprint: of the weights in use; `LM.update` replaces both.
         config, options: of the whole model; of its engine.
-        structure: of the model, for compiled steps.
+        structure: structure of the model, for compiled steps.
     """
 
     def __init__(self, engine: Engine, files: LoadedFiles, params: dict[str, jax.Array], start: Start | None = None):
@@ -174,9 +174,9 @@ class TextModel:
     ) -> list[Score]:
         """Return the scores of items; `LM.score` describes arguments and errors."""
         inputs, vocab_size = self.inputs, self.config.vocab_size
-        most = inputs.max_logprobs
-        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= most:
-            raise ValueError(f"top_logprobs: expected 0..{most}, got {top_logprobs!r}")
+        limit = inputs.max_logprobs
+        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= limit:
+            raise ValueError(f"top_logprobs: expected 0..{limit}, got {top_logprobs!r}")
         distributions.check(vocab_size)
         if distributions.given and top_logprobs:
             raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")

@@ -45,8 +45,8 @@ class ModelWeights:
     """Description of the weights of a loaded model.
 
     Attributes:
-        config: of the whole model.
-        dtype: of the matrices.
+        config: config of the whole model.
+        dtype: dtype of the matrices.
         placement: the devices.
         types: shape, dtype and sharding of each parameter in memory, by name.
     """
@@ -71,7 +71,7 @@ class Update:
     """Checked new parameters.
 
     Attributes:
-        names: of the replaced parameters.
+        names: names of the replaced parameters.
         fingerprint: (all parameters by name, after the update) -> fingerprint of the model.
         read: (names) -> these parameters, on their devices.
     """

@@ -41,7 +41,7 @@ class Weights:
 
     Attributes:
         decoder: the module, with the parameters in use.
-        source_fingerprint: of the checkpoint with the merged adapters.
+        source_fingerprint: fingerprint of the checkpoint with the merged adapters.
     """
 
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):

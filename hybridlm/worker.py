@@ -66,7 +66,7 @@ def probed_session(
 
     Args:
         model: generates.
-        requests: of a call, `n` for each prompt.
+        requests: requests of a call, `n` for each prompt.
         probes: reads and changes inside the model.
         n: completions of a prompt.
         processor, speculate: as for `open_session`.
@@ -116,7 +116,7 @@ def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup)
 
 
 def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
-    """Run commands until there will be no more."""
+    """Run the commands of process 0 until its end."""
 
     def session(logits_processor: None, speculate: Any) -> None:
         drafter = DraftedElsewhere() if speculate == DRAFTED_BY_USER else speculate
@@ -140,9 +140,9 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
     }
     while (message := decisions.receive()).kind != "end":
         try:
-            commands[message.kind](**message.given)
+            commands[message.kind](**message.arguments)
         except USERS:
-            pass  # the user is told in process 0
+            pass  # process 0 reports the error to the user
 
 
 def _checked(*arguments: Any) -> Request:

@@ -1,12 +1,12 @@
-"""Check hybridlm on the GPU of this machine in six parts, in 370 seconds at most; one page and a few files result.
+"""Check hybridlm on the GPU of this machine, in at most 370 seconds.
 
     python scripts/check_device.py [--out FOLDER] [--seconds 370] [--parts kernels layers]
     python scripts/check_device.py --rehearse     # everything small on a CPU, kernels by Pallas' interpreter
 
-Needs a checkout and the packages that pyproject.toml requires; no extra, no network, no installation. Each part is a
-process with a deadline. Its records are on disk as soon as a check ends, so a crash, a hang or a kill loses the
-running check alone. docs/accelerators.md lists the parts and the files. The exit status is 0 if no check
-failed, and in each part one passed.
+Writes one page and a few files. Needs a checkout and the packages that pyproject.toml requires; no extra, no network,
+no installation. Each of the six parts is a process with a deadline. A record is on disk as soon as its check ends, so a
+crash, a hang or a kill loses only the running check. docs/accelerators.md lists the parts and the files. The exit
+status is 0 if no check failed, and in each part one passed.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (ROOT, *(ROOT / "tests" / "reference").glob("*/"))
 GRACE = 3.0
-"""Seconds after its deadline that a process has to end by itself."""
+"""Seconds between the deadline of a process and its kill."""
 PAUSE = 1.0
-"""Seconds between two looks at records and evidence."""
+"""Seconds between two reads of records and evidence."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ class Part:
     """One part of the check.
 
     Attributes:
-        seconds: until its deadline, of 370 for all parts.
-        processes: that share its checks.
-        flags: of XLA, added to XLA_FLAGS.
-        prepares: a process on the CPU writes what this part loads, from the beginning of the check.
+        seconds: time until the deadline, of 370 for all parts.
+        processes: number of processes that share the checks.
+        flags: flags of XLA, added to XLA_FLAGS.
+        prepares: a process on the CPU writes the files for this part, from the beginning of the check.
+        environment: additional environment variables.
     """
 
     seconds: float
@@ -61,7 +62,7 @@ REHEARSED_PROCESSES = 2
 
 
 def run_part(name: str, options: argparse.Namespace) -> None:
-    """Run one part in this process, or its share of it."""
+    """Run one part, or a share of its checks, in this process."""
     from device_records import Records
 
     warnings.simplefilter("ignore")
@@ -91,14 +92,14 @@ def run_part(name: str, options: argparse.Namespace) -> None:
 
         check_layers(records, options.rehearse, few=bool(PARTS[name].flags))
     sys.stderr.flush()
-    os._exit(0)  # threads that still compile are not waited for
+    os._exit(0)  # does not wait for threads that still compile
 
 
 class Check:
-    """The main process: it starts the parts one after the other, and writes page and archives.
+    """Main process: starts the parts one after the other, and writes page and archives.
 
     Args:
-        options: of the command line.
+        options: options of the command line.
         work: temporary folder.
     """
 
@@ -172,7 +173,7 @@ class Check:
         return [*command, *(["--rehearse"] if self.options.rehearse else [])]
 
     def _wait(self, running: list[subprocess.Popen[bytes]], deadline: float) -> str:
-        """Wait for the processes of a part; return what became of them. Those that overrun are killed."""
+        """Wait for the processes of a part, kill late ones, and return their state."""
         while any(process.poll() is None for process in running) and time.monotonic() < deadline:
             time.sleep(PAUSE / 4)
             if self._changed():
@@ -194,7 +195,7 @@ class Check:
         return any(record["verdict"] == FAILED for record in devices)
 
     def _changed(self) -> bool:
-        """Return whether there are records or evidence that the page does not have."""
+        """Return whether the page lacks a record or evidence."""
         file = self.options.out / "results.jsonl"
         sizes = file.stat().st_size if file.exists() else 0, sum(1 for _ in (self.work / "evidence").rglob("*.gz"))
         changed, self._sizes = sizes != self._sizes, sizes

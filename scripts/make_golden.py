@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the first prompts")
     parser.add_argument("names", nargs="*", metavar="name", help="variants to write; all of them by default")
     options = parser.parse_args()
-    if unknown := set(options.names) - {variant.name for variant in GOLDEN}:
-        parser.error(f"no such variants: {', '.join(sorted(unknown))}; there are {', '.join(v.name for v in GOLDEN)}")
+    if names := set(options.names) - {variant.name for variant in GOLDEN}:
+        parser.error(f"no such variants: {', '.join(sorted(names))}; there are {', '.join(v.name for v in GOLDEN)}")
     torch.set_num_threads(1)  # one order of summation, so that the same machine writes the same bytes
     for variant in GOLDEN:
         if options.names and variant.name not in options.names:
@@ -65,7 +65,7 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
         "greedy_margins": np.stack([greedy.margins for _, greedy, _, _ in chosen]).astype(np.float32),
     }
     if variant.mtp:
-        # of a prompt of one token the head sees nothing
+        # a prompt of one token has no input for the head
         arrays["mtp_logits"] = np.concatenate([oracle.mtp_logits(prompt) for prompt in prompts if len(prompt) > 1])
     np.savez(directory / "expected.npz", **arrays)
     provenance = {
@@ -83,7 +83,7 @@ def write_expected(variant: Variant, seed: int, directory: pathlib.Path) -> None
 
 
 def choose_prompt(oracle: Oracle, variant: Variant, seed: int, index: int) -> tuple[list[int], Greedy, float, float]:
-    """Return the first prompt of its length without a near tie: tokens, continuation, smallest margin and noise."""
+    """Return tokens, continuation, smallest margin and noise of the first prompt without near ties."""
     for attempt in range(MAX_ATTEMPTS):
         prompt = ragged_prompts(variant, seed, attempt)[index]
         best = np.sort(oracle.logits(prompt), axis=-1)

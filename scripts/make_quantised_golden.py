@@ -2,7 +2,7 @@
 
     python scripts/make_quantised_golden.py [--output tests/golden_quantised]
 
-needs the extras `oracle` and `gguf`. The models are those of tests/golden: Gated DeltaNet, a mixture of experts, and
+needs the extras `oracle` and `gguf`. The models come from tests/golden: Gated DeltaNet, a mixture of experts, and
 Mamba2 (short convolutions in GGUF, which has no Mamba2 that is read). Each folder holds the checkpoint, and
 `expected.npz`: prompts, logits of every position and greedy tokens of transformers with the numbers that the library
 itself makes of the codes, and a sum of each row's numbers with factors that differ by column.
@@ -71,44 +71,45 @@ def main() -> None:
 
 def write_compressed(folder: pathlib.Path, model: str, arguments: QuantizationArgs) -> None:
     source = ROOT / "tests" / "golden" / model
-    tensors = {name: one for file in sorted(source.glob("*.safetensors")) for name, one in load_file(file).items()}
+    tensors = {name: value for file in sorted(source.glob("*.safetensors")) for name, value in load_file(file).items()}
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     scheme.format = infer_module_format(torch.nn.Linear, scheme)
     compressor = BaseCompressor.get_value_from_registry(scheme.format.value)
     written, numbers, ignored = Tensors(), Tensors(), []
-    for name, one in tensors.items():
-        if one.ndim != 2 or not is_quantised(name) or one.shape[1] % (arguments.group_size or 1):
-            written[name] = numbers[name] = one
-            if one.ndim == 2 and "embed" not in name:
+    for name, value in tensors.items():
+        if value.ndim != 2 or not is_quantised(name) or value.shape[1] % (arguments.group_size or 1):
+            written[name] = numbers[name] = value
+            if value.ndim == 2 and "embed" not in name:
                 ignored.append(name.removesuffix(".weight"))
             continue
-        state: dict[str, Any] = dict(compressor.compress({**_state(one.float(), arguments)}, scheme))
+        state: dict[str, Any] = dict(compressor.compress({**_state(value.float(), arguments)}, scheme))
         written |= {f"{name.removesuffix('weight')}{part}": value.contiguous() for part, value in state.items()}
-        numbers[name] = _numbers(state, scheme, compressor, one.shape)
+        numbers[name] = _numbers(state, scheme, compressor, value.shape)
     folder.mkdir(parents=True)
     save_file(written, folder / "model.safetensors")
     config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignored, format=scheme.format.value)
     fields = json.loads((source / "config.json").read_text())
-    said = json.loads(config.model_dump_json(exclude_none=True)) | {"quantization_status": "compressed"}
-    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": said}, indent=1) + "\n")
+    quantization = json.loads(config.model_dump_json(exclude_none=True)) | {"quantization_status": "compressed"}
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}, indent=1) + "\n")
     with tempfile.TemporaryDirectory() as plain:
         save_file(
-            {name: one.float().contiguous() for name, one in numbers.items()}, pathlib.Path(plain, "model.safetensors")
+            {name: value.float().contiguous() for name, value in numbers.items()},
+            pathlib.Path(plain, "model.safetensors"),
         )
         pathlib.Path(plain, "config.json").write_text(json.dumps(fields))
         quantised = {
-            name: one.numpy() for name, one in numbers.items() if name not in written or one is not tensors[name]
+            name: value.numpy() for name, value in numbers.items() if name not in written or value is not tensors[name]
         }
         write_expected(folder, Oracle.load(pathlib.Path(plain)), quantised, PROVENANCE)
 
 
 def is_quantised(name: str) -> bool:
-    """Whether the published recipes quantise a matrix: projections of mixers, MLPs and experts."""
+    """Return whether published recipes quantise a matrix: projections of mixers, MLPs and experts."""
     return name.endswith("proj.weight") or ".in_proj_qkv" in name or ".in_proj_z" in name
 
 
 def _state(weight: torch.Tensor, arguments: QuantizationArgs) -> Tensors:
-    """Return a weight with its scales by the library, for the smallest and largest numbers of each group."""
+    """Return a weight and the library's scales for the minimum and maximum of each group."""
     rows, columns = weight.shape
     if arguments.block_structure is not None:
         height, width = arguments.block_structure
@@ -126,12 +127,12 @@ def _state(weight: torch.Tensor, arguments: QuantizationArgs) -> Tensors:
 
 
 def _numbers(state: Tensors, scheme: QuantizationScheme, compressor: Any, size: torch.Size) -> torch.Tensor:
-    """Return the numbers that the library makes of codes, computed in float32."""
+    """Return the numbers that the library computes from codes, in float32."""
     if "weight_global_scale" in state:
         codes = unpack_fp4_from_uint8(state["weight_packed"], *size, dtype=torch.float32)
         factor = state["weight_scale"].float() / state["weight_global_scale"]
         return (codes.reshape(size[0], -1, 16) * factor[..., None]).reshape(size)
-    wide = {name: one.float() if one.dtype == torch.bfloat16 else one for name, one in state.items()}
+    wide = {name: value.float() if value.dtype == torch.bfloat16 else value for name, value in state.items()}
     return dict[str, Any](compressor.decompress({**wide}, scheme))["weight"].float()
 
 
@@ -169,8 +170,8 @@ def write_expected(
         else:
             raise RuntimeError(f"{folder}: no prompt of {length} tokens without a near tie")
         arrays |= {f"prompt {index}": np.array(prompt), f"logits {index}": logits, f"greedy {index}": greedy.tokens}
-    for name, one in quantised.items():
-        arrays[name] = (one.astype(np.float64) @ np.cos(np.arange(one.shape[1]))).astype(np.float32)
+    for name, matrix in quantised.items():
+        arrays[name] = (matrix.astype(np.float64) @ np.cos(np.arange(matrix.shape[1]))).astype(np.float32)
     np.savez_compressed(folder / "expected.npz", **arrays)
     (folder / "provenance.json").write_text(json.dumps(provenance) + "\n")
     print(folder, len(quantised), "matrices", sum(file.stat().st_size for file in folder.iterdir()), "bytes")

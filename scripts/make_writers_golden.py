@@ -2,11 +2,11 @@
 
     python scripts/make_writers_golden.py [--output tests/golden_quantised]
 
-needs the extra `oracle` and, beside it, nvidia-modelopt 0.47, GPTQModel 7.7 and AutoAWQ 0.2.9, which ask for other
-versions of torch and transformers: `pip install --no-deps` into an environment of its own. modelopt quantises and
-writes whole checkpoints, by its presets and by NVIDIA's recipes for published models; GPTQModel and AutoAWQ pack codes
-in their layers, and write their part of config.json, without a calibration. The folders are those of
-`make_quantised_golden.py`, and the numbers in `expected.npz` are what each library makes of its codes.
+needs the extra `oracle`, and also nvidia-modelopt 0.47, GPTQModel 7.7 and AutoAWQ 0.2.9. These require other versions
+of torch and transformers: `pip install --no-deps` into a separate environment. modelopt quantises and writes whole
+checkpoints, by its presets and by NVIDIA's recipes for published models; GPTQModel and AutoAWQ pack codes in their
+layers, and write their part of config.json, without a calibration. The folders are the same as in
+`make_quantised_golden.py`, and the numbers in `expected.npz` are computed by each library from its codes.
 """
 
 # The writers are in no extra of this project.
@@ -82,17 +82,18 @@ def main() -> None:
     for name, (model, fields, recipe) in RECIPES.items():
         config = load_recipe(recipe).quantize.model_dump()
         if config["algorithm"] != "max":
-            # The search for better scales (4/6) is a Triton kernel; what is quantised, and how it is read, is the same.
+            # The search for better scales (4/6) is a Triton kernel; the quantised weights and their format are the
+            # same.
             config["algorithm"] = "max"
-            for one in config["quant_cfg"]:
-                if "four_over_six" in ((one["cfg"] or {}).get("block_sizes") or {}):
-                    one["cfg"] |= {"block_sizes": {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}}
+            for entry in config["quant_cfg"]:
+                if "four_over_six" in ((entry["cfg"] or {}).get("block_sizes") or {}):
+                    entry["cfg"] |= {"block_sizes": {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}}
         write_modelopt(output / "nvidia-recipes" / name, model, fields, config)
 
 
 def write_source(folder: pathlib.Path, model: str, fields: Mapping[str, Any]) -> None:
-    """Write the golden model, or one with other sizes, in one file."""
-    variant = next(one for one in GOLDEN if one.name == model)
+    """Write the golden model, or a model with other sizes, in one file."""
+    variant = next(golden for golden in GOLDEN if golden.name == model)
     write_checkpoint(dataclasses.replace(variant, text={**variant.text, **fields}, shards=1), 0, folder)
 
 
@@ -102,37 +103,37 @@ def write_modelopt(folder: pathlib.Path, model: str, fields: Mapping[str, Any], 
         auto: Any = transformers.AutoModelForCausalLM
         module = auto.from_pretrained(source, dtype=torch.bfloat16)
         ids = torch.arange(3, 90)[None]
-        module = modelopt_quantization.quantize(module, config, lambda one: one(ids))
-        for name, one in module.named_modules():
+        module = modelopt_quantization.quantize(module, config, lambda network: network(ids))
+        for name, layer in module.named_modules():
             # Blocks of 16 columns that do not fill a row cannot be written.
-            weight = getattr(one, "weight", None)
-            if hasattr(one, "weight_quantizer") and weight is not None and weight.shape[-1] % 16:
+            weight = getattr(layer, "weight", None)
+            if hasattr(layer, "weight_quantizer") and weight is not None and weight.shape[-1] % 16:
                 print(f"{folder.name}: {name} of {list(weight.shape)} stays plain")
-                one.weight_quantizer.disable()
-                one.input_quantizer.disable()
+                layer.weight_quantizer.disable()
+                layer.input_quantizer.disable()
         export_hf_checkpoint(module, export_dir=folder)
         (folder / "generation_config.json").unlink()
         written = load_file(folder / "model.safetensors")
-        numbers = {name: one for name, one in written.items() if not name.endswith(("_scale", "_scale_2"))}
+        numbers = {name: tensor for name, tensor in written.items() if not name.endswith(("_scale", "_scale_2"))}
         quantised = Tensors()
         for name, codes in numbers.items():
-            scale, whole = (written.get(f"{name}{end}") for end in ("_scale", "_scale_2"))
+            scale, tensor_scale = (written.get(f"{name}{end}") for end in ("_scale", "_scale_2"))
             if scale is None:
                 continue
-            if whole is None:
-                one = FP8QTensor(codes.shape, torch.float32, codes).dequantize(torch.float32, scale=scale)
+            if tensor_scale is None:
+                values = FP8QTensor(codes.shape, torch.float32, codes).dequantize(torch.float32, scale=scale)
             else:
                 shape = torch.Size((*codes.shape[:-1], 2 * codes.shape[-1]))
                 packed = NVFP4QTensor(shape, torch.float32, codes)
-                one = packed.dequantize(torch.float32, scale=scale, double_scale=whole, block_sizes={-1: 16})
-            quantised[name] = one
+                values = packed.dequantize(torch.float32, scale=scale, double_scale=tensor_scale, block_sizes={-1: 16})
+            quantised[name] = values
         settings = json.loads((folder / "config.json").read_text())
         settings.pop("quantization_config")
         finish(folder, settings, numbers | quantised, quantised, "nvidia-modelopt")
 
 
 Pack = Callable[[torch.nn.Linear], tuple[Tensors, torch.Tensor]]
-"""Layer -> tensors of the file, and the numbers that the library makes of them."""
+"""Layer -> tensors of the file, and the numbers that the library computes from the tensors."""
 
 
 def write_packed(
@@ -144,12 +145,12 @@ def write_packed(
         tensors = load_file(pathlib.Path(source, "model.safetensors"))
         settings = json.loads(pathlib.Path(source, "config.json").read_text())
     written, quantised = Tensors(), Tensors()
-    for name, one in tensors.items():
-        if one.ndim != 2 or not is_quantised(name):
-            written[name] = one
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or not is_quantised(name):
+            written[name] = tensor
             continue
-        layer = torch.nn.Linear(one.shape[1], one.shape[0], bias=False)
-        layer.weight.data = one.float()
+        layer = torch.nn.Linear(tensor.shape[1], tensor.shape[0], bias=False)
+        layer.weight.data = tensor.float()
         state, quantised[name] = packed(layer)
         written |= {f"{name.removesuffix('weight')}{part}": value.contiguous() for part, value in state.items()}
     folder.mkdir(parents=True)
@@ -159,10 +160,10 @@ def write_packed(
 
 
 def scales(weight: torch.Tensor, groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales, which float16 holds, and zero points: [out, group]."""
-    numbers = [weight[:, groups == one] for one in range(int(groups.max()) + 1)]
-    low = torch.stack([one.amin(1) for one in numbers], 1).clamp(max=0)
-    high = torch.stack([one.amax(1) for one in numbers], 1).clamp(min=0)
+    """Return scales in the range of float16, and zero points: [out, group]."""
+    numbers = [weight[:, groups == group] for group in range(int(groups.max()) + 1)]
+    low = torch.stack([values.amin(1) for values in numbers], 1).clamp(max=0)
+    high = torch.stack([values.amax(1) for values in numbers], 1).clamp(min=0)
     scale = ((high - low) / (2**bits - 1)).half().float()
     return scale, (-low / scale).round().clamp(1, 2**bits - 1)
 
@@ -172,7 +173,7 @@ def pack_gptq(model: str) -> tuple[Pack, dict[str, Any], str]:
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
-    # One has its columns in another order, one has wider codes.
+    # One model has its columns in another order, another has wider codes.
     ordered, bits, group = model == "dense_interval", 8 if model == "mamba2_base" else 4, 16
     config = QuantizeConfig(bits=bits, group_size=group, desc_act=ordered, sym=False)
 
@@ -202,11 +203,11 @@ def pack_gptq(model: str) -> tuple[Pack, dict[str, Any], str]:
 
 def pack_awq(_: str) -> tuple[Pack, dict[str, Any], str]:
     if "awq" not in sys.modules:
-        # AutoAWQ as a whole imports what this transformers no longer has; its layers do not need that.
-        found = importlib.util.find_spec("awq")
-        assert found is not None and found.submodule_search_locations is not None
+        # AutoAWQ as a whole imports names that this transformers no longer has; its layers do not need them.
+        spec = importlib.util.find_spec("awq")
+        assert spec is not None and spec.submodule_search_locations is not None
         sys.modules["awq"] = types.ModuleType("awq")
-        sys.modules["awq"].__path__ = list(found.submodule_search_locations)
+        sys.modules["awq"].__path__ = list(spec.submodule_search_locations)
     from awq.modules.linear.gemm import WQLinear_GEMM
     from awq.utils.packing_utils import dequantize_gemm
 
@@ -225,17 +226,17 @@ def pack_awq(_: str) -> tuple[Pack, dict[str, Any], str]:
 def finish(
     folder: pathlib.Path, settings: Mapping[str, Any], numbers: Tensors, quantised: Tensors, library: str
 ) -> None:
-    """Write what transformers computes with the numbers of the library."""
+    """Write the results of transformers with the numbers of the library."""
     with tempfile.TemporaryDirectory() as plain:
-        wide = {name: one.float().contiguous() for name, one in numbers.items()}
+        wide = {name: tensor.float().contiguous() for name, tensor in numbers.items()}
         save_file(wide, pathlib.Path(plain, "model.safetensors"))
         pathlib.Path(plain, "config.json").write_text(json.dumps(settings))
-        made = {name: one.numpy() for name, one in quantised.items()}
+        arrays = {name: tensor.numpy() for name, tensor in quantised.items()}
         versions = {library: version(library), "torch": torch.__version__, "transformers": transformers.__version__}
         write_expected(
             folder,
             Oracle.load(pathlib.Path(plain)),
-            made,
+            arrays,
             {"command": "python scripts/make_writers_golden.py"} | versions,
         )
 

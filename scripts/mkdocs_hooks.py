@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages that come of a run are made whenever the site is built, and are not kept."""
+"""Hooks of mkdocs: generate the pages with results of runs in every build."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ SCRIPTS = [Path(__file__).with_name(f"write_{name}.py") for name in ("mutants", 
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages; a mutant that nothing finds, or a step that is refused, ends the build."""
+    """Add the generated pages; raise for an undetected mutant or a refused step."""
     with TemporaryDirectory() as folder:
         for script in SCRIPTS:
             subprocess.run([sys.executable, str(script), folder], check=True)

@@ -1,10 +1,11 @@
-"""Plant one-line faults in a copy of the sources, one at a time, and print the test that finds each.
+"""Plant one-line faults in a copy of the sources, and print their finders.
 
 python scripts/plant_faults.py                  # all faults of tests/reference/source_faults.toml
 python scripts/plant_faults.py --share 3/8      # one of eight shares of them
 python scripts/plant_faults.py sampling- prefix-of-another-model
 
-A fault's tests run as default tests first, then with `--rest`. The exit status is 1 if no test finds a fault.
+Faults are planted one at a time. A fault's tests run as default tests first, then with `--rest`. The exit status is 1
+if no test finds a fault.
 """
 
 import argparse
@@ -33,7 +34,7 @@ class Fault:
     Attributes:
         file: the source, relative to the repository.
         old, new: the text that occurs once in the file, and its replacement.
-        tests: files of which a test has to fail.
+        tests: test files; at least one of their tests has to fail.
     """
 
     name: str
@@ -68,7 +69,7 @@ def pytest_options(default: bool) -> list[str]:
 
 
 def first_failure(tree: Path, tests: list[str], default: bool) -> str | None:
-    """Return the id of the first test of a fault that fails in a tree; None if all pass."""
+    """Return the id of the first failing test in a tree, or None."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *pytest_options(default), *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     try:
@@ -106,7 +107,7 @@ def finders(faults: list[Fault]) -> Iterator[tuple[Fault, str, str]]:
 
 
 def main() -> int:
-    """Plant the chosen faults and print a table; return 1 if a fault is not found."""
+    """Plant the chosen faults, print a table, and return 1 if tests miss a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", metavar="K/N", default="0/1", help="one of N shares: number K modulo N")
     parser.add_argument("name", nargs="*", help="beginnings of the names of faults; all by default")

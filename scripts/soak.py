@@ -1,4 +1,4 @@
-"""Soak test: random traffic through sessions, with every completion compared with its solo run.
+"""Soak test: send random traffic through sessions, and compare every completion with its solo run.
 
     python scripts/soak.py [--minutes 60 | --sessions N] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
@@ -6,7 +6,7 @@ Requests of random lengths, limits, stops and priorities join at random steps; s
 decoding sequences are moved to pools of other sizes. Half of the prompts have a common prefix. A tenth of the sessions
 runs with the sanitizer, a third with a prefix cache. A completion must equal the request's solo run token by token,
 unless the two best logits of the solo run are closer than 5e-3 at the first token that differs, because steps of other
-shapes round differently. The exit status is 1 if one does not.
+shapes round differently. The exit status is 1 if a completion differs.
 """
 
 import argparse
@@ -28,7 +28,7 @@ NEAR_TIE = 5e-3
 SAMPLES = 10
 """Number of memory measurements."""
 LIBRARY = 48
-"""Number of different requests; each is run alone once."""
+"""Number of different requests; each has one solo run."""
 
 
 class Soak:
@@ -57,29 +57,29 @@ class Soak:
         return prompt, settings
 
     def session(self) -> None:
-        """Run a session of random traffic, every tenth with the sanitizer, every third with a prefix cache."""
+        """Run a random session, every tenth sanitized, every third with a prefix cache."""
         rng, count = self.random, self.seen["sessions"]
         sanitize = count % 10 == 5
         lm = self.sanitized if sanitize else self.cached if count % 3 == 1 else self.lm
         todo = rng.randint(1, 60)
-        asked: dict[int, int] = {}
+        pending: dict[int, int] = {}
         with lm.session() as session:
             while todo or session.busy:
                 if todo and rng.random() < 0.5:
                     number = rng.randrange(LIBRARY)
                     prompt, settings = self.requests[number]
-                    asked[session.submit(prompt, priority=rng.randint(0, 2), **settings)] = number
+                    pending[session.submit(prompt, priority=rng.randint(0, 2), **settings)] = number
                     todo -= 1
-                if asked and rng.random() < 0.02:
-                    self._cancel(session, rng.choice(list(asked)))
+                if pending and rng.random() < 0.02:
+                    self._cancel(session, rng.choice(list(pending)))
                 if rng.random() < 0.03:
                     self._move(session)
                 for event in session.step():
                     if event.completion is not None:
-                        self._compare(asked.pop(event.index), event.completion)
+                        self._compare(pending.pop(event.index), event.completion)
                 session.check_integrity()
-        if asked:
-            self.wrong.append(f"requests {sorted(asked)} never ended")
+        if pending:
+            self.wrong.append(f"requests {sorted(pending)} never ended")
         self._look_for_nan(lm)
         self.seen["sessions"] += 1
         self.seen["sanitized sessions"] += sanitize
@@ -88,7 +88,7 @@ class Soak:
     def _cancel(self, session: hybridlm.Session, index: int) -> None:
         try:
             session.cancel(index)
-        except KeyError:  # it ended in the step before
+        except KeyError:  # the request ended in the previous step
             return
         self.seen["cancelled"] += 1
 
@@ -100,24 +100,29 @@ class Soak:
             scheduler._resize(engine.bucket(count, engine.lanes))
             self.seen["forced moves"] += len(scheduler.decoding)
 
-    def _compare(self, number: int, got: hybridlm.Completion) -> None:
-        want = self.alone[number]
+    def _compare(self, number: int, completion: hybridlm.Completion) -> None:
+        expected = self.alone[number]
         self.seen["completions"] += 1
-        self.seen["tokens"] += len(got.token_ids)
-        if got.token_ids == want.token_ids and (got.finish_reason, got.text) == (want.finish_reason, want.text):
+        self.seen["tokens"] += len(completion.token_ids)
+        if completion.token_ids == expected.token_ids and (completion.finish_reason, completion.text) == (
+            expected.finish_reason,
+            expected.text,
+        ):
             return
-        count = len(got.token_ids)
-        if got.finish_reason == "cancelled" and got.token_ids == want.token_ids[:count]:
+        count = len(completion.token_ids)
+        if completion.finish_reason == "cancelled" and completion.token_ids == expected.token_ids[:count]:
             return
-        pairs = zip(got.token_ids, want.token_ids, strict=False)
+        pairs = zip(completion.token_ids, expected.token_ids, strict=False)
         first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if first is not None and self._margin(want, first) < NEAR_TIE:
+        if first is not None and self._margin(expected, first) < NEAR_TIE:
             self.seen["near ties"] += 1
             return
-        self.wrong.append(f"request {number}: alone {want.token_ids}, here {got.token_ids} ({got.finish_reason})")
+        self.wrong.append(
+            f"request {number}: alone {expected.token_ids}, here {completion.token_ids} ({completion.finish_reason})"
+        )
 
-    def _margin(self, want: hybridlm.Completion, at: int) -> float:
-        best = np.sort(np.asarray(self.lm.forward(want.prompt_token_ids + want.token_ids[:at]).logits[-1]))
+    def _margin(self, expected: hybridlm.Completion, count: int) -> float:
+        best = np.sort(np.asarray(self.lm.forward(expected.prompt_token_ids + expected.token_ids[:count]).logits[-1]))
         return float(best[-1] - best[-2])
 
     def _look_for_nan(self, lm: hybridlm.LM) -> None:
@@ -143,15 +148,15 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    start, held = time.monotonic(), list[int]()
+    start, sizes = time.monotonic(), list[int]()
     soak = Soak(options.model, options.lanes, options.seed)
     limit = options.minutes if options.sessions is None else float("inf")
     while (minutes := (time.monotonic() - start) / 60) < limit and not soak.wrong:
         if soak.seen["sessions"] == options.sessions:
             break
         soak.session()
-        if len(held) < minutes // (options.minutes / SAMPLES):
-            held.append(resident())
+        if len(sizes) < minutes // (options.minutes / SAMPLES):
+            sizes.append(resident())
     print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
     for name in sorted(soak.seen):
         print(f"{name:20} {soak.seen[name]:9d}")
@@ -159,8 +164,8 @@ def main() -> None:
         print(f"{name:20} {lm.stats['steps']:9d}")
     for name in ("prefix_hits", "prefix_spills", "prefix_evictions"):
         print(f"{name.replace('_', ' '):20} {soak.cached.stats[name]:9d}")
-    held.append(resident())
-    print(f"resident memory, MB, at each part of the time: {' '.join(f'{one / 1e6:.0f}' for one in held)}")
+    sizes.append(resident())
+    print(f"resident memory, MB, at each part of the time: {' '.join(f'{size / 1e6:.0f}' for size in sizes)}")
     for line in soak.wrong:
         print(f"WRONG: {line}")
     sys.exit(bool(soak.wrong))

@@ -1,4 +1,4 @@
-"""Write certificates.md into a folder: the verdict on every step of every family, from a run.
+"""Run every step of every family and write the verdicts to certificates.md.
 
 python scripts/write_certificates.py FOLDER    # some minutes; the site's build does it (scripts/mkdocs_hooks.py)
 """
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Compile every step and write the table; raise if a step is refused, or copies a pool."""
+    """Compile every step and write the table; a refusal or copied pool raises."""
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     from certificate_table import NAMES, certified, table
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Write the tables, or compile; raise if a step is refused, or exchanges something else than the formulas say."""
+    """Write the tables, or compile; raise for a refused step, or exchanges unlike the formulas."""
     sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
     # Exchanges do not depend on the optimization level.
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16 --xla_backend_optimization_level=0"

@@ -38,25 +38,25 @@ ARCHITECTURES = {"nvidia-h100": "sm_90a", "nvidia-a100": "sm_80"}
 PROMPTS = """
 ## Prompts
 
-The recurrence beside the projections, in all layers. Products inside of kernels are not counted.
+The recurrence compared with the projections, in all layers. Products inside of kernels are not counted.
 
 | model | step | kernels | recurrence | products | projections | products |
 |---|---|---|---|---|---|---|"""
 REGISTERS = """
 ## Registers
 
-For each thread, of each kernel compiled alone, as ptxas prints them. A kernel whose shared memory is more than the
-card's does not compile.
+Registers of each thread of each kernel, compiled alone, as ptxas prints them. A kernel with more shared memory than the
+card does not compile.
 
 | operation, tokens | kernel | GPU | registers | bytes spilled |
 |---|---|---|---|---|"""
 HEAD = """# Kernels
 
-Steps compiled for a GPU that is not there, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
-`scripts/write_kernel_tables.py`. Bytes are those of the floor in [accelerators](../accelerators.md): "moved" over it in
-all, and of that the operations on states and caches, of sampling with filters (the branch that moves most counts), and
-of the recurrence, its convolution included. Products inside of kernels are not counted, and what a kernel reads twice
-counts once. Seconds are of a busy machine. Nothing here has run.
+Steps compiled for an absent GPU, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
+`scripts/write_kernel_tables.py`. "x floor" is all bytes moved, over the floor in [accelerators](../accelerators.md).
+The next columns are parts of this ratio: operations on states and caches, sampling with filters (the branch with the
+most bytes counts), and the recurrence, its convolution included. Products inside of kernels are not counted, and bytes
+that a kernel reads twice count once. Seconds are of a busy machine. Nothing here has run.
 
 | model | GPU | step | kernels | moved | x floor | states and caches | sampling | recurrence | products | compiled in |
 |---|---|---|---|---|---|---|---|---|---|---|
@@ -90,7 +90,10 @@ class Row:
 
 
 def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
-    """Compile decoding, and of the first model prompts too, both ways; of prompts yield a line of its own, too."""
+    """Compile decoding with and without kernels, and prompts of the first model.
+
+    Prompts also yield a line for the table of prompts.
+    """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
     from hybridlm.programs.shapes import Shape
@@ -112,47 +115,53 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
             report = step_report(shape, step, floor, machine, CONTEXT)
             assert floor is not None and report.certificate is not None
             moved = [
-                (one, one.moved * (report.turns if one.by_data else 1))
-                for one in step.kernels.kernels
-                if one.loop is None or "further_passes" not in one.loop
+                (kernel, kernel.moved * (report.turns if kernel.by_data else 1))
+                for kernel in step.kernels.kernels
+                if kernel.loop is None or "further_passes" not in kernel.loop
             ]
 
             def share(
-                chosen: "Callable[[ScheduledKernel], bool]", moved: Any = moved, least: int = floor.moved
+                chosen: "Callable[[ScheduledKernel], bool]", moved: Any = moved, floor_bytes: int = floor.moved
             ) -> float:
-                return sum(count for one, count in moved if chosen(one)) / least
+                return sum(count for kernel, count in moved if chosen(kernel)) / floor_bytes
 
             if shape.tokens > 1:
-                beside = (
-                    _beside(moved, step.kernels.kernels, report.turns, _recurrent),
-                    _beside(moved, step.kernels.kernels, report.turns, lambda one: "/projection/" in one.op_name),
+                cells = (
+                    _table_cells(moved, step.kernels.kernels, report.turns, _recurrent),
+                    _table_cells(
+                        moved, step.kernels.kernels, report.turns, lambda kernel: "/projection/" in kernel.op_name
+                    ),
                 )
-                yield f"| {model} | {shape} | {kernels} | {' | '.join(beside)} |"
+                yield f"| {model} | {shape} | {kernels} | {' | '.join(cells)} |"
             yield Row(
                 model, target, str(shape), kernels, report.moved, report.moved / floor.moved,
-                share(lambda one: bool(one.pools)), share(lambda one: "/sample/" in one.op_name), share(_recurrent),
+                share(lambda kernel: bool(kernel.pools)), share(lambda kernel: "/sample/" in kernel.op_name),
+                share(_recurrent),
                 report.flops, report.certificate.seconds.compile, report.faults,
             )  # fmt: skip
 
 
-def _beside(
+def _table_cells(
     moved: "list[tuple[ScheduledKernel, int]]",
-    every: "Iterable[ScheduledKernel]",
+    kernels: "Iterable[ScheduledKernel]",
     turns: int,
     chosen: "Callable[[ScheduledKernel], bool]",
 ) -> str:
     """Return two cells: bytes, and operations of XLA's products."""
-    flops = sum(one.flops * one.times * (turns if one.by_data else 1) for one in every if chosen(one))
-    return f"{sum(count for one, count in moved if chosen(one)) / 1e9:.2f} GB | {flops / 1e9:,.0f} Gflop"
+    flops = sum(kernel.flops * kernel.times * (turns if kernel.by_data else 1) for kernel in kernels if chosen(kernel))
+    return f"{sum(count for kernel, count in moved if chosen(kernel)) / 1e9:.2f} GB | {flops / 1e9:,.0f} Gflop"
 
 
-def _recurrent(one: "ScheduledKernel") -> bool:
-    layer = any(f"/{name}/" in one.op_name for name in ("GatedDeltaNet", "Mamba2", "KimiDeltaAttention"))
-    return layer and "projection" not in one.op_name
+def _recurrent(kernel: "ScheduledKernel") -> bool:
+    layer = any(f"/{name}/" in kernel.op_name for name in ("GatedDeltaNet", "Mamba2", "KimiDeltaAttention"))
+    return layer and "projection" not in kernel.op_name
 
 
 def registers(target: str, folder: Path) -> Iterator[str]:
-    """Compile each kernel alone, and let ptxas say what it takes; a kernel with too much shared memory is an error."""
+    """Compile each kernel alone, and yield its registers as ptxas prints them.
+
+    A kernel with too much shared memory is an error.
+    """
     import jax
     from device_kernels import SMALL, operations
 
@@ -161,16 +170,16 @@ def registers(target: str, folder: Path) -> Iterator[str]:
     place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
     (ptxas,) = Path(next(iter(find_spec("nvidia").submodule_search_locations))).glob("*/bin/ptxas")  # type: ignore  # is installed
     for number, (name, operation, arrays) in enumerate(operations("gpu", SMALL)):
-        types = [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place) for one in arrays]
+        types = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in arrays]
         dump = folder / f"{target}-{number}"
         run = jax.jit(partial(operation, kernels="auto"))
         run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
-        # XLA splits a program, and some of the parts are no programs by themselves
-        with_kernel = [one for one in dump.glob("*.ptx") if re.search(r"\.entry \w+_kernel\b", one.read_text())]
+        # XLA splits a program, and some of the parts are no complete programs
+        with_kernel = [file for file in dump.glob("*.ptx") if re.search(r"\.entry \w+_kernel\b", file.read_text())]
         for file in sorted(with_kernel):
             command = [ptxas, "-v", f"-arch={ARCHITECTURES[target]}", file, "-o", os.devnull]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-            for entry in said.split("Compiling entry function")[1:]:
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+            for entry in output.split("Compiling entry function")[1:]:
                 if (kernel := re.match(r" '(\w+_kernel)'", entry)) is None:
                     continue
                 used, spilled = re.search(r"Used (\d+) registers", entry), re.search(r"(\d+) bytes spill stores", entry)
@@ -190,8 +199,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "kernel-tables.md")
     options = parser.parse_args()
     rows: list[Row] = []
-    beside: list[str] = []
-    taken: list[str] = []
+    prompts: list[str] = []
+    usage: list[str] = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
@@ -200,15 +209,15 @@ def main() -> int:
             file.write_text(json.dumps(fields), encoding="utf-8")
             for row in rows_of(model, MODELS[model], file):
                 if isinstance(row, str):
-                    beside.append(row)
+                    prompts.append(row)
                 else:
                     rows.append(row)
                 print(row, flush=True)
         for target in ARCHITECTURES:
             for line in registers(target, Path(folder)):
                 print(line, flush=True)
-                taken.append(line)
-    lines = [*map(str, rows), *PROMPTS.splitlines(), *beside, *REGISTERS.splitlines(), *taken]
+                usage.append(line)
+    lines = [*map(str, rows), *PROMPTS.splitlines(), *prompts, *REGISTERS.splitlines(), *usage]
     options.out.write_text(HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 1 if any(row.faults for row in rows) else 0
 

@@ -1,4 +1,4 @@
-"""Write mutants.md and engine-mutants.md into a folder: every mutant and its finder, of the steps from a run.
+"""Run all mutants and write mutants.md and engine-mutants.md, with the finder of each mutant.
 
 python scripts/write_mutants.py FOLDER    # half a minute; the site's build does it (scripts/mkdocs_hooks.py)
 """
@@ -12,7 +12,7 @@ REFERENCE = ROOT / "tests" / "reference"
 
 
 def pages() -> dict[str, str]:
-    """Run all mutants of steps and return the pages by file name; an uncaught mutant is an error."""
+    """Run all mutants of steps and return the pages; raise for an undetected mutant."""
     sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/"))]
     from engine_mutants.table import table as engine_table
     from mutants.catalogue import MUTANTS

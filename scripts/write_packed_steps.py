@@ -1,4 +1,4 @@
-"""Write the table of steps with packed weights into docs/quantised.md, on a GPU that is not there.
+"""Write the table of steps with packed weights, compiled for an absent GPU, into docs/quantised.md.
 
     python scripts/write_packed_steps.py [--models Qwen3.5-35B-A3B] [--schemes bfloat16 nvfp4]
 
@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "quantised.md"
 BEGIN, END = "<!-- steps -->\n", "<!-- end of steps -->\n"
 TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
 CUT = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 32768}
-"""Fields of a model's configuration in place of its own: a recurrent layer and one of attention."""
+"""Fields that replace fields of a model's configuration: one recurrent layer and one attention layer."""
 EXPERTS = {"hidden_size": 1024, "num_experts": 64, "moe_intermediate_size": 512}
 STEPS = ((1, 1), (64, 1), (8, CHUNK))
 """Lanes and tokens."""
@@ -30,7 +30,7 @@ HEAD = """| model | weights | lanes x tokens | floor, MB | scratch, MB: off | au
 
 
 def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Compile the steps of a model; yield a line of the table, and findings."""
+    """Compile the steps of a model; yield lines of the table with their findings."""
     from hybridlm.checkpoint.quantise import Recipe
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
@@ -42,7 +42,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
     machine = read_target(TARGET)
     for scheme in schemes:
         for lanes, tokens in STEPS:
-            shape, scratch, over, faults, least = Shape("generate", lanes, tokens), [], [], (), 0
+            shape, scratch, over, faults, floor_bytes = Shape("generate", lanes, tokens), [], [], (), 0
             for kernels in ("off", "auto"):
                 engine = target_engine(
                     machine,
@@ -50,15 +50,15 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
                     config=config,
                     recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
                 )
-                of, rows = engine.row_arrays.model, engine.row_arrays.dtype
-                floor = floor_of(of, shape, engine.placement, rows, CONTEXT)
+                structure, rows = engine.row_arrays.model, engine.row_arrays.dtype
+                floor = floor_of(structure, shape, engine.placement, rows, CONTEXT)
                 report = step_report(shape, engine.program(shape), floor, machine, CONTEXT)
                 assert floor is not None
-                least, faults = floor.moved, (*faults, *report.faults)
+                floor_bytes, faults = floor.moved, (*faults, *report.faults)
                 scratch.append(f"{report.scratch / 1e6:.1f}")
-                over.append(f"{report.moved / least:.2f}")
+                over.append(f"{report.moved / floor_bytes:.2f}")
             name = scheme if scheme == "bfloat16" else f"`{scheme}`"
-            cells = (model, name, f"{lanes} x {tokens}", f"{least / 1e6:.0f}", *scratch, *over)
+            cells = (model, name, f"{lanes} x {tokens}", f"{floor_bytes / 1e6:.0f}", *scratch, *over)
             yield f"| {' | '.join(cells)} |\n", faults
 
 
@@ -73,7 +73,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="*", default=["131M"])
     parser.add_argument("--schemes", nargs="*", default=["bfloat16", "int8"])
     options = parser.parse_args()
-    found: list[str] = []
+    table: list[str] = []
     findings: list[str] = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
@@ -86,11 +86,11 @@ def main() -> int:
             file.write_text(json.dumps(fields), encoding="utf-8")
             for line, faults in lines(model, options.schemes, file):
                 print(line, *faults, end="", flush=True)
-                found.append(line)
+                table.append(line)
                 findings.extend(faults)
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{HEAD}{''.join(found)}{END}{after}", encoding="utf-8")
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    PAGE.write_text(f"{head}{BEGIN}{HEAD}{''.join(table)}{END}{tail}", encoding="utf-8")
     return 1 if findings else 0
 
 

@@ -3,7 +3,7 @@
     python scripts/write_target_tables.py [--targets nvidia-h100 ...] [--checkpoints ...] [--models ...] [--out FILE]
 
 Takes the extras target-cuda and target-tpu, and half an hour of a core. The page is written after every checkpoint;
-rows of others stay as they are, and steps without a fault that were compiled before, by the same sources, are not
+rows of other checkpoints do not change, and steps without a fault that the same sources have compiled before are not
 compiled again. The exit status is 1 if a step of this run has a finding.
 """
 
@@ -52,14 +52,14 @@ def main() -> int:
     ]
     jobs += [(name, target, "") for target in options.targets for name in options.checkpoints]
     for name, target, step in track(jobs, "compiling"):
-        made: list[Row] | list[ModelRow]
+        additions: list[Row] | list[ModelRow]
         if step:
-            made = [model_row(name, target, step)]
-            models = [*(one for one in models if (one.model, one.target, one.step) != (name, target, step)), *made]
+            additions = [model_row(name, target, step)]
+            models = [*(row for row in models if (row.model, row.target, row.step) != (name, target, step)), *additions]
         else:
-            made = rows_of(name, target)
-            rows = [*(one for one in rows if (one.checkpoint, one.target) != (name, target)), *made]
-        good &= all(one.good for one in made)
+            additions = rows_of(name, target)
+            rows = [*(row for row in rows if (row.checkpoint, row.target) != (name, target)), *additions]
+        good &= all(row.good for row in additions)
         options.out.write_text(page(rows, models), encoding="utf-8")
     return 0 if good else 1
 

@@ -1,4 +1,4 @@
-"""Floor of a decode step by the roofline: memory traffic and arithmetic at the machine's limits.
+"""Roofline floor of a decode step: memory traffic and arithmetic at the machine's limits.
 
 A step reads every weight once, reads and writes the recurrent state of every lane once, and reads the blocks of the
 KV cache that are in use; it multiplies every weight with the row of every lane. The longer of the two times is the
@@ -36,7 +36,7 @@ class Traffic:
 
         Args:
             model: the model.
-            params: its parameters by name.
+            params: parameters of the model by name.
             cache_dtype: dtype of convolution states and KV caches.
         """
         # A step reads one row of the embedding per token, and all of it only if it is also the head.

@@ -13,8 +13,8 @@ class Measured:
     Attributes:
         kind: "decode", "prefill" or "score".
         lanes: sequences at a time.
-        tokens: that each side computed in one timing.
-        timings: of each side, ours first.
+        tokens: tokens that each side computed in one timing.
+        timings: timings of each side, ours first.
         floors: least seconds of each side on this machine; None where they are not known.
     """
 

@@ -69,7 +69,7 @@ class LeftOut:
     """Sides that failed; a line on standard error names each.
 
     Attributes:
-        names: their names.
+        names: names of the sides.
     """
 
     def __init__(self) -> None:

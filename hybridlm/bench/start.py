@@ -1,4 +1,4 @@
-"""Time to the first token in a new process, with an empty and a full cache."""
+"""Time to the first token in a new process, with empty and full caches."""
 
 import json
 import os

@@ -22,7 +22,7 @@ def content_fingerprint(params: Mapping[str, Array], description: str) -> str:
 
     Args:
         params: by name.
-        description: of everything else that the fingerprint covers.
+        description: description of everything else that the fingerprint covers.
 
     Returns:
         64 hexadecimal digits.

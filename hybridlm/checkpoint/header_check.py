@@ -33,7 +33,7 @@ class ChosenSource:
     names: Mapping[str, str]
 
     def pieces(self, checkpoint: CheckpointDirectory, window: ArraySlice) -> list[TensorSlice]:
-        """Return the tensor slices of a window of the parameter, in the order of the files."""
+        """Return the tensor slices of a parameter's window, in the order of the files."""
 
         def place(piece: TensorSlice) -> tuple[str, int]:
             name = self.names[piece.name]

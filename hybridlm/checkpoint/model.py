@@ -40,7 +40,7 @@ def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[
     """Return the family and the configuration of a config.json; warn of unused fields.
 
     Args:
-        path: of the checkpoint, for the warning.
+        path: path of the checkpoint, for the warning.
         fields: all fields of config.json.
         head: with the multi-token-prediction head.
 

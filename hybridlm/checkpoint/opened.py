@@ -72,7 +72,7 @@ def fingerprint_of(
 
     Args:
         checkpoint: the files, opened before the weights were read. Files of the last seconds are hashed here.
-        dtype: of the matrices.
+        dtype: dtype of the matrices.
         adapters: merged into the weights.
         packed: names of the parameters that are packed.
     """

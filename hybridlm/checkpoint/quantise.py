@@ -46,10 +46,10 @@ class Quantised(NamedTuple):
     """A matrix to be quantised.
 
     Attributes:
-        name: of the weight in the new files.
-        window: its place in its tensor; None for a whole tensor.
-        shape: of the matrix.
-        rounding: of its numbers.
+        name: name of the weight in the new files.
+        window: place of the weight in its tensor; None for a whole tensor.
+        shape: shape of the matrix.
+        rounding: rounding of its numbers.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Recipe:
     """The choice of matrices to be quantised, and their rounding.
 
     Attributes:
-        rounding: of the matrices of layers.
+        rounding: rounding of the matrices of layers.
         mixers: the projections of mixers are quantised with 4 bits, too.
         head: the rounding of the matrices of the vocabulary; None keeps them plain.
     """
@@ -177,7 +177,7 @@ def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPa
 
     Args:
         weights: the parameters, with their usual tensors.
-        recipe: of the copy.
+        recipe: recipe of the copy.
     """
     forms = dict[ParameterPath, PackedForm]()
     for weight in weights:

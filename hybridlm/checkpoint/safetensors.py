@@ -221,7 +221,7 @@ def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray]
 
     Args:
         file: written at its current position.
-        types: of the arrays, in order.
+        types: types of the arrays, in order.
         arrays: one for each of `types`.
         metadata: free-form strings.
 

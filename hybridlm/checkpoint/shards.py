@@ -30,9 +30,9 @@ class Shards(NamedTuple):
     """Layout of a parameter over devices.
 
     Attributes:
-        shape: of the whole parameter.
-        sharded_dims: its sharded dimensions; the others are whole on every device.
-        sharding: of the array over all devices, dimensions in the same order; None for JAX's default device.
+        shape: shape of the whole parameter.
+        sharded_dims: sharded dimensions of the parameter; other dimensions are whole on every device.
+        sharding: sharding of the array over all devices, dimensions in the same order; None for JAX's default device.
     """
 
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class Shards(NamedTuple):
         """Yield the pieces of one device's shard: place in the parameter, place in the shard.
 
         Args:
-            start: of the shard, in the array over all devices.
+            start: start of the shard, in the array over all devices.
         """
         pieces = [[(slice(None), slice(None))] for _ in self.shape]
         local = self.local_shape

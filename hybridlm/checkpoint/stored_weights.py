@@ -18,9 +18,9 @@ class StoredWeight:
     Attributes:
         name: as if it were stored plainly.
         stored_as: its dtype, or the scheme that it is quantised by.
-        shape: of the weight.
-        bytes: of codes and scales together.
-        health: of matrices; None for other weights.
+        shape: shape of the weight.
+        bytes: bytes of codes and scales together.
+        health: health of matrices; None for other weights.
         lost: rows of zeros where they are many (see `lost_rows`).
         not_finite: numbers that are NaN or infinite.
     """

@@ -17,7 +17,7 @@ class TensorFile:
     """A file of tensors. Every method raises KeyError if no tensor has the name.
 
     Args:
-        path: of the file, or name of another source, for messages.
+        path: path of the file, or name of another source, for messages.
         tensors: dtype, shape and place of each tensor, by name.
     """
 
@@ -54,7 +54,7 @@ class MappedFile(TensorFile):
         data_start: byte 0 of `begin` and `end` of a tensor.
 
     Attributes:
-        version: of the file when it was opened.
+        version: version of the file when it was opened.
 
     Raises:
         KeyError: of each method: no tensor of that name.

@@ -43,7 +43,7 @@ class LoadReport:
     Attributes:
         path: the checkpoint directory.
         parameters: number of weights.
-        bytes: their size in memory.
+        bytes: size in memory.
         skipped: pattern of the family -> number of tensors that were not read.
         converted: dtype in the file, or scheme of quantisation -> number of parameters that were converted from it,
             without parameters that are always float32.
@@ -93,7 +93,7 @@ def load_parameters(
     """Read every parameter of a model.
 
     Args:
-        model: its family lists the parameters and their tensors.
+        model: model with a family that lists the parameters and their tensors.
         dtype: "bfloat16", "float16" or "float32"; parameters marked `float32` are always float32.
         progress: called as `progress(bytes_done, bytes_total, path)` before the first parameter and after each.
         shards: layout of parameters over devices; others are whole on JAX's default device.
@@ -159,7 +159,7 @@ def packed_parameters(
 
     Args:
         model, adapters, shards: as for `load_parameters`.
-        dtype: of numbers in products.
+        dtype: dtype of numbers in products.
         products: form of the products.
 
     Raises:
@@ -195,7 +195,7 @@ def _read_tensors(
         kind: dtype in memory.
         shards: layout over devices.
         adapters: for the parameter.
-        layout: of a packed parameter; None for a plain one.
+        layout: layout of a packed parameter; None for a plain one.
 
     Returns:
         The parameter, its stored dtypes or schemes if converted, and a sentence for each tensor with lost rows.

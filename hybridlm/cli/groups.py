@@ -78,8 +78,8 @@ def gathered(parameters: Iterable[Parameter], values: dict[str, Any]) -> dict[st
     """Return the arguments of a command; build each group from its options.
 
     Args:
-        parameters: of the command.
-        values: of all options, by name; options of groups are removed.
+        parameters: parameters of the command.
+        values: values of all options, by name; options of groups are removed.
     """
     groups: dict[str, Any] = {each.name: each.annotation for each in parameters if is_dataclass(each.annotation)}
     return values | {name: _built(group, values) for name, group in groups.items()}

@@ -65,11 +65,11 @@ def inspect(
         ),
     ] = True,
 ) -> None:
-    """Show what is proved and audited about one step, its scratch by lane, its pools and their copies.
+    """Show the proof and audit of one step, its scratch by lane, pools and copies.
 
     A step with faults is shown with the faults. The text begins with the state of one sequence: a formula for the size
-    of every array of a layer. With --target nothing runs, and the page shows the largest kernels, what each moves and
-    which pools it touches.
+    of every array of a layer. With --target nothing runs, and the page shows the largest kernels with their bytes and
+    pools.
     """
     if weights:
         options = {"--html": html is not None, "--target": target is not None, "--step": step is not StepKind.DECODE}

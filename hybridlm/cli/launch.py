@@ -65,7 +65,7 @@ def launch(
         try:
             start([sys.executable, "-m", "hybridlm", "launch", *options, "--", *command], processes, timeout)
         except LaunchError as error:
-            # Process 0 has said which rows have an error.
+            # Process 0 has printed the rows with an error.
             if not (error.others_ended and error.status == EXIT_BAD_ROWS):
                 typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.status) from None

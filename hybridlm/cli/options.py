@@ -69,10 +69,10 @@ Own = ParamSpec("Own")
 
 @dataclass(frozen=True)
 class Loading:
-    """Options of `hybridlm.load` as they were given to a command.
+    """Options of `hybridlm.load` from the command line.
 
     Attributes:
-        settings: by name, the mesh as the option has it.
+        settings: value of each option by name; the mesh is unparsed text.
     """
 
     settings: dict[str, Any]
@@ -136,7 +136,7 @@ def write_json(output: Path, value: Any, default: Callable[[Any], Any] | None = 
 
     Args:
         output: file to replace or to create.
-        value: of objects, lists and scalars.
+        value: value of objects, lists and scalars.
         default: makes such a value of any other one.
     """
     missing: list[str] = []
@@ -206,7 +206,7 @@ def _logged() -> Iterator[None]:
 
 
 def console_for_table(width: int = 120) -> Console:
-    """Return a console with the width of the terminal, or of tables in files and pipes."""
+    """Return a console with the terminal's width, or the tables' width in files and pipes."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else width)
 
 

@@ -1,4 +1,4 @@
-"""Signals end a command like Ctrl-C: rows on disk are reported, the status has the signal."""
+"""End a command on a signal: report rows on disk, exit with the signal's status."""
 
 import signal
 import threading
@@ -18,7 +18,7 @@ class Ended(KeyboardInterrupt):
     """A signal that ends the command, raised wherever it runs.
 
     Attributes:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int):

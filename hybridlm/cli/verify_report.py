@@ -20,14 +20,14 @@ class VerifyReport(ABC):
     """A report on the steps of an engine.
 
     Args:
-        engine: of the steps.
+        engine: engine of the steps.
         columns: headings behind those that name the step; over a mesh two on what devices exchange follow.
 
     Attributes:
-        headings: of all these columns.
-        title: of the table, or None.
+        headings: headings of all columns.
+        title: title of the table, or None.
         found: certificates or plans of the steps so far.
-        exchanged: name of each step so far -> what devices exchange in it, in words; empty without a mesh.
+        exchanged: name of each step so far -> its exchanges between devices, in words; empty without a mesh.
     """
 
     title: str | None = None
@@ -62,7 +62,7 @@ class CompiledReport(VerifyReport):
     """Report on steps that are proved, compiled and audited.
 
     Args:
-        engine: of a loaded model.
+        engine: engine of a loaded model.
         out: directory for the certificates as JSON, or None.
     """
 
@@ -72,7 +72,7 @@ class CompiledReport(VerifyReport):
 
     @property
     def summary(self) -> str:
-        """Return what holds of all steps so far, for the report's last line."""
+        """Return the verdict on all steps so far, for the report's last line."""
         missing = sum(report.not_audited is not None for report in self.found)
         return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
 
@@ -103,7 +103,7 @@ def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
 
 
 class PlannedReport(VerifyReport):
-    """Report on steps without weights, which are proved and planned but not compiled."""
+    """Report on steps without weights: proved and planned, but not compiled."""
 
     def __init__(self, engine: Engine):
         super().__init__(engine, "equations", "proved", "scratch", "state of a row", "seconds")
@@ -113,7 +113,7 @@ class PlannedReport(VerifyReport):
 
     @property
     def summary(self) -> str:
-        """Return what holds of all steps so far, for the report's last line."""
+        """Return the verdict on all steps so far, for the report's last line."""
         return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
 
     def cells(self, shape: AnyShape) -> Cells:

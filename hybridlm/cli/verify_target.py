@@ -17,7 +17,7 @@ from ir_passes.targets import read_target
 HEADINGS = (
     "proved", "audited", "copies", "scratch", "kernels", "moves", "x floor", "GFLOP", "at least", "tokens/s <=",
 )  # fmt: skip
-"""Headings of the columns; times and tokens/s are those of the floor."""
+"""Headings of the columns; times and tokens/s belong to the floor."""
 
 
 def verify_target(

@@ -35,7 +35,7 @@ def warmup(
     console_for_table().print(table)
     compiled = sum(not origin.stored for origin in origins.values())
     typer.echo(f"{len(origins)} steps are ready, {compiled} of them were compiled")
-    if lost := sum(not origin.kept for origin in origins.values()):
+    if lost := sum(not origin.reusable for origin in origins.values()):
         folder = cache_of(None).folder
         typer.echo(
             f"error: {'no cache' if folder is None else folder / STEPS}: {lost} of {len(origins)} steps are not kept, "

@@ -1,4 +1,4 @@
-"""The prompts of pplx-decider and d3 models: one code per option, read at the last token."""
+"""Prompts of pplx-decider and d3 models: one code per option, read at the last token."""
 
 import json
 from typing import NamedTuple

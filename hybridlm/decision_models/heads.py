@@ -41,17 +41,17 @@ class LabelHead:
     tokenizer: Tokenizer
     rows: Callable[[Sequence[int]], np.ndarray]
     dtype: np.dtype
-    _known: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
+    _label_rows: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict)
 
     def check(self, question: DecisionQuestion) -> None:
         """Read the rows of the labels; raises ValueError if they are not distinct single tokens."""
-        if question.labels not in self._known:
-            self._known[question.labels] = self.rows(self._ids(question))
+        if question.labels not in self._label_rows:
+            self._label_rows[question.labels] = self.rows(self._ids(question))
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
         """Return the logit of each option's label, float64 [option]."""
         rounded = vector.astype(self.dtype).astype(np.float64)
-        return (self._known[question.labels] * rounded).sum(axis=1)
+        return (self._label_rows[question.labels] * rounded).sum(axis=1)
 
     def _ids(self, question: DecisionQuestion) -> list[int]:
         encoded = {label: self.tokenizer.encode(label, add_special_tokens=False) for label in question.labels}

@@ -40,17 +40,17 @@ class Prompts:
     """Prompts of one model.
 
     Attributes:
-        given: the tokenizer of the checkpoint.
-        settings: of the model.
+        checkpoint_tokenizer: the tokenizer of the checkpoint.
+        settings: settings of the model.
     """
 
-    given: Tokenizer
+    checkpoint_tokenizer: Tokenizer
     settings: DecisionSettings
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer with the sentinels, as special tokens that no request can write."""
-        return self.given.with_special_tokens([MARK, SPLIT])
+        return self.checkpoint_tokenizer.with_special_tokens([MARK, SPLIT])
 
     @cached_property
     def sentinels(self) -> tuple[int | None, int | None]:
@@ -67,7 +67,7 @@ class Prompts:
         """The control tokens of the template that writes the prompts."""
         source = self.settings.template
         if source is None:
-            source = self.given.chat_templates.get("default", "")
+            source = self.checkpoint_tokenizer.chat_templates.get("default", "")
         return ControlTokens(self.tokenizer, control_tokens(self.tokenizer, source))
 
     def read(self, request: Any) -> list[Prompt]:
@@ -97,14 +97,16 @@ class Prompts:
         if self.template is None:
             content = self._safe(generic_prompt(state, group[0]))
             messages = [{"role": "user", "content": content}]
-            text = self.given.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
+            text = self.checkpoint_tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, enable_thinking=False
+            )
         else:
             variables = {
                 "state": state,
                 "question": group[0].fields(),
                 "questions": [question.fields() for question in group],
             }
-            text = self.template.render({**self.given.special_tokens, **self._safe(variables)})
+            text = self.template.render({**self.checkpoint_tokenizer.special_tokens, **self._safe(variables)})
         ids = self.controls.encode(text) if sanitize else self.tokenizer.encode(text, add_special_tokens=False)
         return self._without_marks(ids, group)
 

@@ -23,7 +23,7 @@ class DecisionQuestion:
     """A question with its options in the order of the prompt.
 
     Attributes:
-        name: its key among the questions of a request.
+        name: key of the question in a request.
         type: "noul", "choice" or "score".
         instructions: JSON, or None.
         options: names of a choice, "0", "1", ... of a score, "true" and "false".
@@ -55,7 +55,7 @@ class Answer:
     """An answer with a probability for every option.
 
     Attributes:
-        type: of the question.
+        type: type of the question.
         probabilities: option -> probability, in the order of the prompt; they sum to 1.
         legend: of a score, level -> its description; None for other types.
     """

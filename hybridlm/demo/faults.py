@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
-    """Swap the states of lanes 0 and 1, 2 and 3, ... once in each batch.
+    """Swap the states of lanes 0 and 1, 2 and 3, ... once per batch.
 
     The swap comes after the step that consumes the first sampled token, when all prompts have been prefilled. Sequences
     keep their lanes, tokens and positions, but the state of a lane is another sequence's. It is meant for batches that

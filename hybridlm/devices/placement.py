@@ -44,7 +44,7 @@ class Placement:
 
     @property
     def kernels_name(self) -> str:
-        """The name of all kernels that layers may run, for keys: kernels change the last bits."""
+        """Name of all kernels of the layers, for keys: kernels change the last bits."""
         if self.platform != "cpu" or self.kernel_mode != "auto":
             return self.kernel_mode
         return "none" if (kernel_library := library()) is None else kernel_library.name

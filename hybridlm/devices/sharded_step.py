@@ -44,6 +44,6 @@ def sharded(
 
 
 def _pool(entry: Any) -> Pool | None:
-    """Return the first pool of an argument or result that consists of pools of one group."""
+    """Return the first pool of an argument or result with pools of one group."""
     leaves = jax.tree.leaves(entry, is_leaf=lambda node: isinstance(node, ENTRIES))
     return leaves[0] if leaves and all(isinstance(leaf, Pool) for leaf in leaves) else None

@@ -36,7 +36,7 @@ class StepTiming:
     """Measurement of one step in flight; made by `StepTimes.start`.
 
     Attributes:
-        seconds: its duration; None while it is unknown.
+        seconds: duration of the step; None while the duration is unknown.
     """
 
     def __init__(self, durations: deque[float]):

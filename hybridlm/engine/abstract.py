@@ -33,8 +33,9 @@ def abstract_engine(
 
     Args:
         path: a config.json in the format of Hugging Face, or the name of `checkpoint`.
-        options: of `load`. Without `chunk` 256, or the context if that is less; without `dtype` as in the file. The
-            devices of a mesh need not exist. "mtp" drafts include the multi-token-prediction head.
+        options: options of `load`. The default of `chunk` is 256, or the context if that is less; by default `dtype` is
+            the dtype of the file. The devices of a mesh need not exist. "mtp" drafts include the multi-token-prediction
+            head.
         target: machine that steps are compiled for; a mesh is then one of its devices.
         recipe: weights are packed as `quantise_checkpoint` packs them by this recipe; None: plain.
         checkpoint: has the configuration and the weights; quantised ones are packed, as `load` keeps them.

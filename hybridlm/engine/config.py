@@ -27,7 +27,7 @@ def option(default: Any, help: str, **arguments: Any) -> Any:
     """Return a field with an option of the command line.
 
     Args:
-        default: of the field.
+        default: default of the field.
         help: text of `--help`.
         **arguments: further arguments of `typer.Option`; `flags`, spellings of the option, by default its name; and
             `read`, the function from the text of the option to the value of the field.
@@ -165,7 +165,7 @@ class EngineConfig:
 
         Args:
             model: configuration of the whole model.
-            dtype: of the matrices.
+            dtype: dtype of the matrices.
             placement: the devices.
             chunk: default of `chunk`, unless the context is less.
 

@@ -76,7 +76,7 @@ class Engine:
         model: the model as one device holds it, for the shapes of its state.
         params, programs: its parameters, flat, and its compiled steps.
         settings: options of `load` for this model and the devices of `programs`.
-        fingerprint: of the checkpoint; "" without weights.
+        fingerprint: fingerprint of the checkpoint; "" without weights.
         runner: runs the steps; None for the compiled ones in this process alone.
         prefill_rows: maximum number of prompts prefilled at a time, at most the lanes.
 
@@ -84,9 +84,9 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        options: of `load`, as in `settings`.
+        options: options of `load`, as in `settings`.
         lanes, context, chunk, dtype, speculate, draft_tokens: as in `settings`.
-        config: of the whole model.
+        config: config of the whole model.
         widths: tokens of a lane in a prefill or scoring step, the widest first (see `hybridlm.engine.widths`).
         decisions: shares commands and decisions with the other processes, if there are any.
         placement: the devices of the parameters and of the programs.
@@ -98,7 +98,7 @@ class Engine:
         runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
         prefix_cache: states of earlier prompts; None without.
-        queues: of the open sessions.
+        queues: queues of the open sessions.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
         after_step: test hook, called after every step with the rows and their owners.
@@ -310,8 +310,8 @@ class Engine:
 
         Args:
             shape: the program.
-            pool: its rows are consumed and replaced.
-            inputs: of the step; host arrays must not be written to afterwards.
+            pool: pool with rows that are consumed and replaced.
+            inputs: inputs of the step; host arrays must not be written to afterwards.
             owners: owner of each row, for the sanitizer and the test hook.
             counts: tokens that each row consumes, int32 [N], on the host; None if the step decides: then it returns
                 them as its first output, and `RowPool.advance` is called once that has been read.

@@ -23,7 +23,7 @@ class Prefix:
     that consumes it predicts the next one.
 
     Attributes:
-        token_ids: its tokens, at least one.
+        token_ids: tokens of the prefix, at least one.
         snapshot: the state after all of them but the last.
     """
 

@@ -31,7 +31,7 @@ class ProbeSettings:
         states: read recurrent states and the inputs of convolutions after each of these tokens.
         capture_to: folder to create for a safetensors file of each score or completion, with arrays written
             while they are computed, or the name of a Parquet file (`.parquet`) with a row for each position that is
-            read; `captured` is None then. None keeps the arrays in memory.
+            read; then there is no `captured`. None keeps the arrays in memory.
         interventions: changes: a list of `Intervention` for all texts, or one for each score or prompt.
     """
 
@@ -61,9 +61,9 @@ class ProbeSettings:
         """Return the reads and changes in texts.
 
         Args:
-            engine: of the model.
+            engine: engine of the model.
             texts: positions of each text behind its prompt, which are "all".
-            prefix: that all texts continue.
+            prefix: prefix that all texts continue.
 
         Raises:
             TypeError, ValueError: a setting does not fit the model or a text; the message names it.
@@ -91,8 +91,8 @@ class ProbeSettings:
         """Return requests with the reads and changes in each.
 
         Args:
-            engine: of the model.
-            requests: of a call, `n` for each prompt.
+            engine: engine of the model.
+            requests: requests of a call, `n` for each prompt.
             n: completions of a prompt.
 
         Raises:

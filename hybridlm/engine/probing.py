@@ -72,7 +72,7 @@ class Probing:
 
     Args:
         engine: runs the steps.
-        sites: of the model.
+        sites: sites of the model.
         target: folder where a file is written for each sequence, or a table for all; None for memory.
 
     Attributes:
@@ -153,9 +153,9 @@ class Probing:
 
         Args:
             sequence: the sequence.
-            reads: of its lane; None for nothing.
-            hidden_states: of all lanes, [lane, places*hidden] by slot; None for none.
-            lane: of the sequence.
+            reads: reads of its lane; None for nothing.
+            hidden_states: hidden states of all lanes, [lane, places*hidden] by slot; None for none.
+            lane: lane of the sequence.
         """
         probe: Probe | None = sequence.probe
         if reads is None or sequence.recorder is None or probe is None:
@@ -207,7 +207,7 @@ class TextProbing(Probing):
 
     Args:
         engine, sites, target: as for `Probing`.
-        probes: of each text; None for a text without.
+        probes: probes of each text; None for a text without.
         lengths: tokens of each text.
 
     Attributes:

@@ -87,7 +87,7 @@ def _described(kind: StateKind, position: int, tokens: str) -> dict[str, Any]:
         "model": str(kind.model),
         "dtype": kind.dtype,
         "context": kind.context,
-        "layout": [_layout(one) for one in kind.layout],
+        "layout": [_layout(array) for array in kind.layout],
         "position": position,
         "tokens": tokens,
     }
@@ -169,11 +169,11 @@ def _read(path: Path, file: SafetensorsFile, layout: tuple[ArrayLayout, ...], po
     """Read the arrays of the file, in the order of the layout."""
     types = _types(layout, position)
     expected = {name: (NAMES[dtype], shape) for name, (shape, dtype) in types.items()}
-    found = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}
-    if expected != found:
-        wrong = sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name))
+    stored = {name: (info.dtype, info.shape) for name, info in file.tensors.items()}
+    if expected != stored:
+        wrong = sorted(name for name in {*expected, *stored} if expected.get(name) != stored.get(name))
         raise SnapshotError(
             f"{path}: arrays {wrong[:5]}: expected {[expected.get(name) for name in wrong[:5]]}, found "
-            f"{[found.get(name) for name in wrong[:5]]}"
+            f"{[stored.get(name) for name in wrong[:5]]}"
         )
     return [np.frombuffer(_bytes(file, name), dtype).reshape(shape) for name, (shape, dtype) in types.items()]

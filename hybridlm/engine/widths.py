@@ -20,7 +20,7 @@ def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
 
     Args:
         chunk: the widest, at least 1.
-        platform: of the devices.
+        platform: platform of the devices.
     """
     width = MIN_WIDTH.get(platform, MIN_DEVICE_WIDTH)
     widths = list[int]()
@@ -38,7 +38,7 @@ def next_width(count: int, widths: tuple[int, ...]) -> int:
 
     Args:
         count: remaining tokens, at least 1.
-        widths: of all steps, the widest first.
+        widths: widths of all steps, the widest first.
     """
     rounded = -(-count // widths[-1]) * widths[-1]
     return next(width for width in widths if width <= rounded)
@@ -59,9 +59,9 @@ def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], pl
 
     Args:
         counts: remaining tokens of each sequence of the pool, each at least 1.
-        rows: of the pool, real and idle, at least `len(counts)`.
-        widths: of all steps, the widest first.
-        platform: of the devices.
+        rows: rows of the pool, real and idle, at least `len(counts)`.
+        widths: widths of all steps, the widest first.
+        platform: platform of the devices.
     """
     share, step_cost = rows / len(counts), STEP_COST.get(platform, DEVICE_STEP_COST)
     step_share = step_cost / len(counts)

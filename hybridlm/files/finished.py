@@ -25,7 +25,7 @@ class FinishedTexts:
     the same calls in each run. Files are named `finished-PART-NUMBER.safetensors`.
 
     Args:
-        folder: of the parts, which no other process writes to.
+        folder: folder of the parts, which no other process writes to.
         part: number of the part.
         clock: returns seconds.
         begun: when the first run began, in seconds since 1970.
@@ -86,7 +86,7 @@ class FinishedTexts:
         self.write_if_due()
 
     def write_if_due(self) -> None:
-        """Write new results if the last file is old enough; call it after each step if texts finish rarely."""
+        """Write new results if the last file is old; call after steps that finish none."""
         if self._clock() - self._last >= KEPT_EVERY:
             self.flush()
 

@@ -240,10 +240,10 @@ _WAY_OUT = "--restart (restart=True) deletes these parts and begins again"
 def parts_of(output: Path) -> Iterator[Parts]:
     """Hold the lock of an output's folder of parts, created if necessary.
 
-    Afterwards the folder is deleted if the parts have been joined, or if there are none.
+    Afterwards the folder is deleted if the parts have been joined, or if no part exists.
 
     Args:
-        output: its parts are in a folder of its name and ".parts".
+        output: output file; its parts are in a folder with its name and ".parts".
 
     Raises:
         ValueError: another process holds the lock, or another user could have written the parts.

@@ -24,7 +24,7 @@ class Unpacked(NamedTuple):
 
     Attributes:
         codes: one for each column; the stored numbers of four bits, or signed integers.
-        scale: of each group of columns.
+        scale: scale of each group of columns.
         zero: is subtracted from each number of a group, or None.
     """
 
@@ -37,9 +37,9 @@ class BlockType(NamedTuple):
     """A type of blocks with a packed form.
 
     Attributes:
-        kind: of the codes (see `QuantisedWeight`).
+        kind: kind of the codes (see `QuantisedWeight`).
         group: columns that share a scale.
-        scale_dtype: that holds every scale.
+        scale_dtype: dtype that holds every scale.
         has_zero: groups have an offset.
         parts: bytes of blocks -> codes and scales.
     """

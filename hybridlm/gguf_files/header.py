@@ -164,8 +164,8 @@ class _HeaderReader:
         for name, shape, code, offset in entries:
             kind = next((member for member in GGMLQuantizationType if member == code), None)
             if kind is None or kind.name not in BLOCK_TYPES | PLAIN_TYPES:
-                found = f"type {code}" if kind is None else kind.name
-                faults.append(f"{name}: {found} is not read")
+                label = f"type {code}" if kind is None else kind.name
+                faults.append(f"{name}: {label} is not read")
                 continue
             block, size = GGML_QUANT_SIZES[kind]
             if not shape or len(shape) > MAX_DIMS or not all(shape) or shape[-1] % block:

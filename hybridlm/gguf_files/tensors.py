@@ -49,7 +49,7 @@ class NamedTensor(NamedTuple):
         stored: in the file.
         shape: under the Hugging Face name.
         begin, end: its bytes in the file.
-        change: of its numbers by the converter, to be undone.
+        change: the converter's change of the numbers, to be undone.
         heads: value heads in another order, to be undone.
     """
 
@@ -65,7 +65,7 @@ class NamedTensor(NamedTuple):
         """Return the tensor: the stored bfloat16 or float16 numbers if they are final, or float32.
 
         Args:
-            raw: its bytes.
+            raw: bytes of the tensor.
             where: the file, for errors.
 
         Raises:
@@ -105,7 +105,7 @@ class NamedTensor(NamedTuple):
         """Return the arrays of the tensor in packed form.
 
         Args:
-            raw: its bytes.
+            raw: bytes of the tensor.
             form: from `packed_form`.
             where: the file, for errors.
 
@@ -166,7 +166,7 @@ def _by_key_head(values: np.ndarray, heads: Heads) -> np.ndarray:
 
 
 class _Rule(NamedTuple):
-    """Name in a layer, and changes to undo; the converter drops dimensions of one at `unit_dims`."""
+    """Name in a layer, and changes to undo; the converter drops unit dimensions at `unit_dims`."""
 
     name: str
     change: Change = ""
@@ -238,7 +238,7 @@ def named_tensors(header: GgufHeader, config: dict[str, Any]) -> dict[str, Named
     A tensor that has no such name keeps llama.cpp's.
 
     Args:
-        header: of a file.
+        header: header of a file.
         config: from `gguf_config`.
     """
     architecture, layers = header.metadata["general.architecture"], decoder_layers(header)

@@ -27,7 +27,7 @@ class GrammarSource:
     """A grammar that has been checked.
 
     Attributes:
-        text: as llguidance reads it.
+        text: text in the format of llguidance.
         end_token_ids: the model's end tokens, which are allowed where the grammar may end.
     """
 

@@ -32,7 +32,7 @@ class TokenSet:
         return int(np.logical_and.accumulate(self._members[list(drafts)]).sum())
 
     def fill(self, masks: np.ndarray, drafts: Sequence[int] = ()) -> None:
-        """Write the masks of the next token and after each draft, uint32 [D + 1 or more, words]."""
+        """Write the masks before and after each draft: uint32 [D + 1 or more, words]."""
         masks[: len(drafts) + 1] = 0
         masks[: len(drafts) + 1, : self.words] = self._mask
 

@@ -1,4 +1,4 @@
-"""Report which peer died when JAX aborts this process.
+"""Report the dead peer when JAX aborts this process.
 
 The client of JAX's coordination service, which runs in process 0, calls `abort()` as soon as the connection breaks,
 with a message that names nobody; no exception is raised, and no Python function can be given to it instead. So the

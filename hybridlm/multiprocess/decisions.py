@@ -111,10 +111,10 @@ class Broadcast(Decisions):
             return value
         message = self.receive()
         if message.kind == "failed":
-            raise DecisionFailed(f"process 0 raised {message.given['error']}")
+            raise DecisionFailed(f"process 0 raised {message.arguments['error']}")
         if message.kind != "decided":
             raise Disagreement(f"{self._where}: expected a decision of process 0, got the command {message.kind!r}")
-        return message.given["value"]
+        return message.arguments["value"]
 
     def checkpoint(self) -> None:
         """Raise `Interrupted` in every process, if process 0 has been interrupted."""
@@ -148,7 +148,7 @@ class Broadcast(Decisions):
                 )
             if message.kind != "drop":
                 return message
-            del self._things[message.given["number"]]
+            del self._things[message.arguments["number"]]
 
     def end(self) -> None:
         """Broadcast that there will be no more commands."""

@@ -38,7 +38,7 @@ def exit_peer_lost() -> None:
 
 
 def peer_timeout() -> float:
-    """Return the seconds after which an unresponsive process makes all others exit."""
+    """Return the seconds until an unresponsive process makes all others exit."""
     return _timeout
 
 

@@ -26,13 +26,13 @@ class Message(NamedTuple):
     """A command or a decision.
 
     Attributes:
-        kind: its name.
-        given: its arguments.
-        history: digest of all steps that the sender had dispatched before it.
+        kind: name of the command or decision.
+        arguments: arguments by name.
+        history: digest of all steps that the sender had dispatched before.
     """
 
     kind: str
-    given: dict[str, Any]
+    arguments: dict[str, Any]
     history: int
 
 
@@ -107,7 +107,7 @@ def to_parts(number: int, message: Message, numbers: Mapping[Any, int]) -> list[
     Raises:
         ValueError: an argument cannot be sent; the message names it.
     """
-    arguments = {name: _encoded(value, numbers, name) for name, value in message.given.items()}
+    arguments = {name: _encoded(value, numbers, name) for name, value in message.arguments.items()}
     body = json.dumps([message.kind, arguments, message.history]).encode()
     pieces = [body[begin : begin + PART_BYTES] for begin in range(0, len(body), PART_BYTES)]
     heads = [f"{number} {part} {len(pieces)} " for part in range(len(pieces))]

@@ -34,15 +34,15 @@ class PendingStep(NamedTuple):
     """A step in flight.
 
     Attributes:
-        number: of the step: 0, 1, ...
-        what: the step, for messages.
+        number: number of the step: 0, 1, ...
+        step: name of the step, for messages.
         fields: names and digests of this process's operands.
         message: number of messages before it.
         agree: result of the step's operand check, on the devices.
     """
 
     number: int
-    what: str
+    step: str
     fields: dict[str, int]
     message: int
     agree: Any
@@ -54,7 +54,7 @@ class ProcessGroup:
     Attributes:
         process, count: number of this process, and of all.
         decisions: commands and decisions of process 0.
-        messages: how they are sent.
+        messages: sends and receives the messages.
         heartbeat: watches the others.
     """
 
@@ -250,6 +250,6 @@ class ProcessGroup:
 
     def _disagree(self, pending: PendingStep) -> None:
         """Raise Disagreement with the fields that differ between processes."""
-        where = f"step {pending.number} ({pending.what}): processes have different operands, no row was written: "
+        where = f"step {pending.number} ({pending.step}): processes have different operands, no row was written: "
         self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")

@@ -30,7 +30,7 @@ class BatchModel:
     """A model as a batch needs it.
 
     Attributes:
-        inputs: its limits.
+        inputs: limits of the model.
         session: opens a session.
         score: (token ids, number of most likely tokens) -> scores.
         name: for requests that name no model.
@@ -51,7 +51,7 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
 
     Args:
         model: answers the requests, all of them together.
-        requests: of a part.
+        requests: requests of a part.
         finished: keeps bodies on disk; an earlier run's bodies are not computed again, its errors are.
     """
     call, results, waiting = finished.begin_call(), dict[int, Answer](), dict[int, OpenAIRequest]()
@@ -131,7 +131,7 @@ def answer_row(row: InputRow, name: str | None, answer: Answer | str) -> OutputR
 
     Args:
         row: line of the input; its id is the custom_id.
-        name: of the line in messages.
+        name: name of the line in messages.
         answer: to the request, or the fault of the line.
     """
     unique = f"{'' if row.id is None else row.id}/{row.number}".encode("utf-8", "surrogatepass")

@@ -41,7 +41,7 @@ class BatchFileReport:
         responses: lines that were answered.
         bad_lines: lines that have an error instead.
         prompt_tokens, completion_tokens: of the responses.
-        kept: how many of these lines an earlier, interrupted run had done.
+        kept: number of these lines that an earlier, interrupted run had finished.
         prefix_tokens_saved: tokens of prompts that were not read again because prompts begin alike, by earlier runs
             too; with a prefix cache, and for prompts with log-probabilities.
         first_errors: some of the errors, the first ones of their parts.
@@ -57,7 +57,7 @@ class BatchFileReport:
 
 
 class BatchObjects(TextObjects):
-    """Reader of requests: objects of JSON lines, or rows of CSV with a JSON object in the column body."""
+    """Reader of requests: objects of JSON lines, or rows of CSV with JSON bodies."""
 
     id_name = "custom_id"
 
@@ -197,8 +197,8 @@ class _Run:
         return answers(self.model, requests, self.finished)
 
 
-def _report(output: Path, parts: Parts, kept: int) -> BatchFileReport:
+def _report(output: Path, parts: Parts, earlier_rows: int) -> BatchFileReport:
     del output
     rows, read, errors, generated, saved = total(parts, "rows", "tokens", "errors", "generated", "saved")
     first = [part.error for part in parts.done if part.error is not None][:MAX_FIRST_ERRORS]
-    return BatchFileReport(rows - errors, errors, read, generated, kept, tuple(first), saved)
+    return BatchFileReport(rows - errors, errors, read, generated, earlier_rows, tuple(first), saved)

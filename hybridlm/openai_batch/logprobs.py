@@ -31,7 +31,7 @@ class ChoiceLogprobs:
 
         Args:
             token_ids: the tokens.
-            logprobs: of each; None for a token that is not predicted.
+            logprobs: log-probability of each token; None for a token that is not predicted.
             tops: the most likely tokens at each position, best first; None for none.
             offsets: where each begins in the choice's text.
         """
@@ -95,7 +95,7 @@ def prompt_entries(
     `decoded_token` (null without a tokenizer), by its id as a text.
 
     Args:
-        logprobs: of the tokens of the prompt.
+        logprobs: log-probabilities of the tokens of the prompt.
         top: number of most likely tokens that were asked for.
         tokenizer: None if tokens have no text.
     """

@@ -73,7 +73,7 @@ def chat_prompt(
         messages, variables, tools: as for `Tokenizer.encode_with_tools`.
         effort: `reasoning_effort`, for the chat template; None for its default.
         inputs: checks token ids.
-        truncation: of the prompt; None refuses a prompt that does not fit.
+        truncation: truncation of the prompt; None refuses a prompt that does not fit.
     """
     tokenizer = inputs.tokenizer
     if tokenizer is None:

@@ -84,7 +84,7 @@ class OpenAIRequest:
         chat: whether the endpoint is /v1/chat/completions.
         model, user: as given, unchecked; None if absent.
         prompts: each is continued; one for a chat.
-        requests: of the engine, numbered from 0: choices of the first prompt, then of the second; empty if
+        requests: requests of the engine, numbered from 0: choices of the first prompt, then of the second; empty if
             the prompt is only echoed.
         echo: put the prompt before each continuation.
         top: report log-probabilities of the tokens and of this many most likely ones; None for none.

@@ -22,8 +22,8 @@ def response_body(
 
     Args:
         request: the request.
-        completions: of its engine requests, in order.
-        scores: of its prompts, in order; empty if their log-probabilities are not asked for.
+        completions: completions of its engine requests, in order.
+        scores: scores of its prompts, in order; empty if their log-probabilities are not asked for.
         tokenizer: None if tokens have no text; `text` is null then.
         model: name for requests without one.
         created: seconds since 1970.

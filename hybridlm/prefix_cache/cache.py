@@ -79,7 +79,7 @@ class PrefixCache:
         At least one token of the prompt is left after it, since the next token is predicted from that token.
 
         Args:
-            prompt: its tokens.
+            prompt: tokens of the prompt.
             start: a state that it can continue from in any case.
         """
         with self._lock:
@@ -116,7 +116,7 @@ class PrefixCache:
         Waiting has to save a chunk at least.
 
         Args:
-            prompt: its tokens.
+            prompt: tokens of the prompt.
             reading: prompts that are being prefilled; a stop is added to them at the end of the common prefix if it is
                 missing.
         """
@@ -133,10 +133,9 @@ class PrefixCache:
     def stops(self, prompt: Sequence[int], begin: int) -> tuple[int, ...]:
         """Return the sorted positions to cache in a prompt that is prefilled from `begin` on.
 
-        These are: its end, from which a conversation continues; the beginning of its last step, from which the same
-            prompt
-        continues, because one token has to be left; the end of the part that is cached already, if that saves a later
-        prompt a chunk (the step is cut there); and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
+        These positions are: the end of the prompt, because a conversation continues there; the beginning of its last
+        step, because the same prompt continues there with at least one token; the end of the cached part, if that saves
+        a later prompt a chunk (the step is cut there); and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
             cached = self._tree.match(prompt).length

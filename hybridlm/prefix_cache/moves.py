@@ -86,24 +86,24 @@ class RowMoves:
         slot: Slot,
         tokens: Sequence[int],
         owner: Any,
-        known: Sequence[BufferSpan[CachedBuffers]] = (),
+        cached: Sequence[BufferSpan[CachedBuffers]] = (),
     ) -> Snapshot:
         """Copy the state of a row as the dispatched steps leave it.
 
         Args:
             pool, slot: the row.
-            tokens: all tokens that it has consumed.
+            tokens: all tokens that the row has consumed.
             owner: owner of the row.
-            known: spans already cached for its first positions.
+            cached: cached spans of the row's first positions.
 
         Raises:
-            SnapshotError: it has consumed another number of tokens.
+            SnapshotError: the row has consumed another number of tokens.
         """
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:
             return nothing_consumed(self.kind)
         mark = self._runner.mark(owner)
-        spans, position = list(known), sum(span.count for span in known)
+        spans, position = list(cached), sum(span.count for span in cached)
         # With an MTP head a span that follows another one repeats its last position, with current values.
         lead = min(position, self._overlap) if self.grows and position < label.position else 0
         for first in range(position - lead, label.position if self.grows else 0, KV_BLOCK):

@@ -32,7 +32,7 @@ def example_arguments(
         params: parameters of the model, which may be abstract.
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
-        structure: of the model.
+        structure: structure of the model.
         hidden: width of the residual stream.
         vocab_size: logits of a token.
     """

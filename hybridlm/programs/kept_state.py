@@ -134,8 +134,8 @@ class _Results(NamedTuple):
     """Outputs `[lane, token, hidden]` and state of each run, on the host.
 
     Attributes:
-        first, second: of a verifying step with the first and the second set of rejected drafts.
-        ordinary: of a step that reads the accepted tokens alone.
+        first, second: results of a verifying step with the first and the second set of rejected drafts.
+        ordinary: results of a step that reads only the accepted tokens.
     """
 
     first: tuple[np.ndarray, tuple]

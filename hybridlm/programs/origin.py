@@ -8,14 +8,14 @@ class Origin:
     """Origin of a program.
 
     Attributes:
-        stored: whether it was taken from the store instead of being compiled.
-        seconds: by part: "load", or the phases of a compilation and "keep".
-        kept: whether later processes find it in the store.
+        stored: whether the program came from the store and was not compiled.
+        seconds: seconds by part: "load", or the phases of a compilation and "keep".
+        reusable: whether later processes find the program in the store.
     """
 
     stored: bool
     seconds: dict[str, float]
-    kept: bool
+    reusable: bool
 
     def __str__(self) -> str:
         parts = ", ".join(f"{name} {took:.2f}" for name, took in self.seconds.items() if took >= 0.005)

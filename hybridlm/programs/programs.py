@@ -262,14 +262,14 @@ class Programs:
         if self._stored is None:
             all_have(False)
             compiled = self._compile(shape, example_args)
-            self._note(shape, Origin(False, asdict(compiled.certificate.seconds), kept=False))
+            self._note(shape, Origin(False, asdict(compiled.certificate.seconds), reusable=False))
             return compiled
         _, args, _ = self._whole_step(shape, example_args)
         types, key = types_of(args), self._stored.key(shape, args)
         stored = self._stored.find(key, types, partial(self._compile, shape, types_of(example_args)))
         if all_have(stored is not None) and stored is not None:
             step, seconds = stored
-            self._note(shape, Origin(True, {"load": seconds}, kept=True))
+            self._note(shape, Origin(True, {"load": seconds}, reusable=True))
             self._warn_not_audited(shape, step.certificate)
             return step
         compiled = self._compile(shape, example_args)

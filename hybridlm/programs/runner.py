@@ -39,7 +39,7 @@ class PoolStep(NamedTuple):
 
     Attributes:
         shape, params: the program, and the model's parameters.
-        pool: its rows are consumed.
+        pool: pool with rows that the step consumes.
         inputs, owners, counts: as for `Engine.run`.
     """
 

@@ -36,7 +36,7 @@ class Sanitizer(Runner):
     """Proves, compiles and runs sanitized steps, on one device.
 
     Attributes:
-        steps: how many were checked.
+        steps: number of checked steps.
     """
 
     min_rows = 2  # it recognizes the row axis of an array by its length

@@ -20,10 +20,10 @@ class Shape:
         processor: the logits processor, or None.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
         changes: tokens per lane with changed logits (penalties, biases, bans); 0 for a step without changes.
-        masked: whether there are masks of tokens (grammars); their steps have changes, too, so that they are few.
-        chosen: of a scoring step, number of chosen ids of each position; None for a step without `Chosen`.
-        probes: of a scoring or generating step, the sites that it reads and changes inside the model; None without
-            sites.
+        masked: whether there are masks of tokens (grammars); steps with masks also have changes, so that there are few
+            different steps.
+        chosen: number of chosen ids of each position in a scoring step; None for a step without `Chosen`.
+        probes: sites that a scoring or generating step reads and changes inside the model; None without sites.
     """
 
     step: Literal["generate", "verify", "score", "hidden"]

@@ -25,9 +25,9 @@ class LastStart:
     """Seconds from `load` to the first answer, of the last start of each kind.
 
     Attributes:
-        version: of the format.
-        warm: of one that compiled nothing; None for none yet.
-        cold: of one that compiled.
+        version: version of the format.
+        warm: seconds of the last start without a compilation; None before the first one.
+        cold: seconds of the last start with compilations; None before the first one.
     """
 
     version: int
@@ -39,15 +39,15 @@ class Start:
     """One start, from the beginning of `load` to the first answer.
 
     Args:
-        model: its name.
-        folder: of the cache; None keeps nothing.
-        settings: all that the seconds depend on.
-        show: as `progress` of `load`.
+        model: name of the model.
+        folder: folder of the cache; None keeps nothing.
+        settings: all settings that the seconds depend on.
+        show: the argument `progress` of `load`.
         began: `time.perf_counter()` at the beginning.
 
     Attributes:
         parts: seconds of each part so far.
-        last: what earlier starts took.
+        last: seconds of earlier starts.
     """
 
     def __init__(self, model: str, folder: Path | None, settings: Any, show: bool | None, began: float):

@@ -43,7 +43,7 @@ def weight_health(weight: Float[np.ndarray, "*experts out in"], group: int | Non
     """Count rows of zeros and clipped groups.
 
     Args:
-        weight: its numbers.
+        weight: numbers of the weight.
         group: columns that share a scale; None for a whole row. Columns behind the last whole group are left out.
     """
     rows = np.abs(weight.astype(np.float32, copy=False)).reshape(-1, weight.shape[-1])

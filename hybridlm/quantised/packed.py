@@ -24,7 +24,7 @@ class PackedForm:
         inputs: entries of a row.
         groups: scales of a row.
         scale_dtype: dtype of the scales.
-        whole: True if the complete matrix has a scale as well.
+        has_matrix_scale: True if the complete matrix has a scale as well.
         zero: dtype of the zero points of groups: the dtype of the codes, or "float32" for zero points that are
             subtracted from the product with the scale; None without zero points.
     """
@@ -33,7 +33,7 @@ class PackedForm:
     inputs: int
     groups: int
     scale_dtype: str
-    whole: bool
+    has_matrix_scale: bool
     zero: str | None
 
 
@@ -42,14 +42,15 @@ class PackedArrays:
     """The arrays of a packed weight; each has one row per weight row.
 
     Attributes:
-        form: their form.
-        codes, scale, whole, zero: as in `QuantisedWeight`; None if the form does not have the array.
+        form: form of the weight.
+        codes, scale, matrix_scale, zero: as in `QuantisedWeight`, `matrix_scale` as its `whole`; None if the form does
+            not have the array.
     """
 
     form: PackedForm
     codes: Shaped[np.ndarray, "*expert out stored"]
     scale: Shaped[np.ndarray, "*expert out group"]
-    whole: Float32[np.ndarray, "*expert out 1"] | None = None
+    matrix_scale: Float32[np.ndarray, "*expert out 1"] | None = None
     zero: Shaped[np.ndarray, "*expert out group"] | None = None
 
 

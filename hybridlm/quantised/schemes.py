@@ -53,14 +53,14 @@ class QuantisedTensor:
 
     Attributes:
         scheme: one of `SCHEMES`.
-        shape: of the weight: `[out, in]`, or `[expert, out, in]`.
+        shape: shape of the weight: `[out, in]`, or `[expert, out, in]`.
         parts: role -> tensor name in the files. Roles: "codes", "scale", "global", "zero", "order".
         block: rows and columns that share a scale, for "fp8-block".
-        bits: of an integer.
+        bits: bits of an integer.
         divided: the global scale is a divisor (compressed-tensors) instead of a factor (modelopt).
         zero_plus_one: zero points are stored less one (GPTQ, first version).
         groups: scales of a row of integers; None for other schemes.
-        bytes: of all parts.
+        bytes: bytes of all parts.
     """
 
     scheme: str

@@ -19,7 +19,7 @@ class TensorInfo(NamedTuple):
 
     Attributes:
         dtype: the format's name of the element type ("BF16", "F8_E4M3", ...), or of the type of blocks ("Q4_K").
-        shape: dimensions of the tensor as stored, which may be those of packed codes.
+        shape: dimensions of the stored tensor, which may hold packed codes.
         begin, end: its bytes, counted from the first byte of all data; in GGUF files from the first byte of the file.
     """
 
@@ -188,7 +188,7 @@ class _Tensors:
         return self.made(scheme, (*lead, rows, columns))
 
     def integers_in_words(self) -> QuantisedTensor:
-        """Return a weight of integers in a stream of bits; another tensor has its true shape."""
+        """Return a weight of integers in a bit stream; another tensor has its shape."""
         *lead, rows, words = self.matrix()
         if "shape" not in self.members:
             raise Mismatch(f"{self.members['codes']}: expected its shape in a tensor beside it, found none")

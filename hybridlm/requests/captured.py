@@ -86,10 +86,10 @@ class Captured:
 
     def row(self, position: int) -> int:
         """Return the index of a position; raises ValueError if it was not captured."""
-        found = np.flatnonzero(self.positions == position)
-        if not found.size:
+        indices = np.flatnonzero(self.positions == position)
+        if not indices.size:
             raise ValueError(f"position: {position} was not captured; captured are {self.positions.tolist()[:20]}")
-        return int(found[0])
+        return int(indices[0])
 
     def state(self, layer: int, array: str = "recurrent") -> np.ndarray:
         """Return the states of one layer, [P, ..].
@@ -118,7 +118,7 @@ class Recorder:
 
     Args:
         capacity: maximum number of positions.
-        hidden_states: their indices.
+        hidden_states: indices of hidden states.
         hidden: width of the residual stream.
         states: arrays of the state.
         path: the file to write; None for memory or a table.
@@ -171,7 +171,7 @@ class Recorder:
         """Store the values of a position.
 
         Args:
-            position: of the token, behind the positions before.
+            position: position of the token, after all earlier positions.
             hidden_states: float32 [hidden] by index, of those that are asked and of others.
             states: arrays by name; None for none.
             last: keep this position alone.

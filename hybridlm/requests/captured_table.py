@@ -24,7 +24,7 @@ class CaptureTable:
 
     Args:
         path: the file, which does not exist yet.
-        hidden_states: their indices.
+        hidden_states: indices of hidden states.
         hidden: width of the residual stream.
         states: arrays of the state.
 
@@ -50,7 +50,7 @@ class CaptureTable:
 
         Args:
             index: number of the sequence in its call.
-            position: of its token.
+            position: position of its token.
             arrays: float32, by column.
         """
         self._rows.append((index, position, arrays))

@@ -31,9 +31,9 @@ class Intervention:
         layer: number of the layer, or index of the hidden states that a vector changes.
         runs: positions, in order; None for all.
         unit: number of the head or expert; None for all heads of a state.
-        mixer: kind of mixer whose head is ablated; None for the only one of the layer.
+        mixer: kind of the mixer with the ablated head; None for the only mixer of the layer.
         array: field or role of the array of the state that is changed.
-        factor: on the state.
+        factor: factor on the state.
         value: vector or state of the user.
     """
 
@@ -156,8 +156,8 @@ class Intervention:
         Args:
             captured: result of a run with `states=True`.
             position: one of its positions.
-            at: position after which the state is replaced; None for the same.
-            layers: numbers of the layers; None for all that have a state.
+            at: position after which the state is replaced; None for `position`.
+            layers: numbers of the layers; None for all layers with a state.
 
         Raises:
             ValueError: no state was captured at this position, or in one of these layers.
@@ -235,7 +235,7 @@ def read_interventions(value: Any, where: str) -> list[Intervention]:
     Args:
         value: each has `kind` and arguments of the method, such as
             `[{"kind": "ablate_head", "layer": 3, "head": 1, "positions": [4, 5]}]`.
-        where: its name in messages.
+        where: name in messages.
 
     Raises:
         TypeError, ValueError: it is no such list; the message names the entry and its field.

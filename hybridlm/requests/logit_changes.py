@@ -27,7 +27,7 @@ def logit_changes(
         lanes: the sequences.
         vocab_size: logits of a token.
         drafts: drafts of each lane, for a step that verifies; None for one that samples.
-        tokens: of a lane in a step that verifies.
+        tokens: tokens of a lane in a verifying step.
     """
     lane_changes = [_changes(s) if s is not None and s.request.params.changes_logits else None for s in lanes]
     grammars = [None if s is None else s.grammar for s in lanes]

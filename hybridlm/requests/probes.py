@@ -140,16 +140,16 @@ def interventions_of(value: Any, count: int, sequences: str) -> list[list[Interv
 
 
 def slots(counts: Iterable[int]) -> int:
-    """Return the slots of a step: a power of two for the largest count, or 0."""
-    most = max(counts, default=0)
-    return 1 << (most - 1).bit_length() if most else 0
+    """Return the slots of a step: the largest count, rounded to a power of two."""
+    largest = max(counts, default=0)
+    return 1 << (largest - 1).bit_length() if largest else 0
 
 
 def shape_of(probes: Iterable[Probe | None], places: int) -> ProbeShape:
     """Return the shape of a step for the reads and changes of sequences.
 
     Args:
-        probes: of each sequence.
+        probes: probes of each sequence.
         places: tokens of a lane that return hidden states, if any do.
     """
     active = [probe for probe in probes if probe is not None]
@@ -167,8 +167,8 @@ def probe_inputs(
     """Return the inputs of a step.
 
     Args:
-        probes: of each lane.
-        shape: of the step.
+        probes: probes of each lane.
+        shape: shape of the step.
         hidden: width of the residual stream.
         places: tokens of each lane that return hidden states, int32 [N, P].
     """
@@ -212,8 +212,8 @@ def edit_inputs(
     """Return the input of a step that changes states.
 
     Args:
-        edits: of each row; None for a row that keeps its state.
-        types: of the arrays of each name, as all devices hold them.
+        edits: edits of each row; None for a row that keeps its state.
+        types: types of the arrays of each name, as all devices hold them.
         orders: (layer, array) -> dimension that is split over devices, and its entries in their order.
     """
     inputs: Any = no_edits(len(edits), types)

@@ -26,12 +26,12 @@ def strip(
     sampled = token_ids[:MAX_TOKENS_SHOWN]
     cells = list(_cells(sampled, _shown(sampled, tokenizer), logprobs, greedy))
     left_out = len(token_ids) - len(cells)
-    more = f"<p>{left_out:,} more tokens are left out.</p>" if left_out else ""
+    note = f"<p>{left_out:,} more tokens are left out.</p>" if left_out else ""
     key = "".join(f'<span style="{_cell_style(value)}">{value:g}</span>' for value in (0.0, -1.0, -3.0, -6.0, -12.0))
     underlined = "" if greedy is None else "; underlined: another token was likelier"
     style = "font:12px ui-monospace,monospace;line-height:1.9;white-space:pre-wrap"
     return (
-        f'<div style="{style}">{"".join(cells)}</div>{more}'
+        f'<div style="{style}">{"".join(cells)}</div>{note}'
         f'<div style="font-size:11px;margin-top:.4em">log-probability: {key}{underlined}</div>'
     )
 
@@ -59,13 +59,13 @@ def _shown(token_ids: Sequence[int], tokenizer: Tokenizer | None) -> list[str]:
 
 
 def _cells(
-    token_ids: Sequence[int], shown: Sequence[str], logprobs: Sequence[float], greedy: Sequence[bool] | None
+    token_ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[float], greedy: Sequence[bool] | None
 ) -> Iterator[str]:
-    for place, (token, text, logprob) in enumerate(zip(token_ids, shown, logprobs, strict=False)):
+    for place, (token, text, logprob) in enumerate(zip(token_ids, texts, logprobs, strict=False)):
         unlikely = greedy is not None and not greedy[place] and not math.isnan(logprob)
         style = _cell_style(logprob) + (";text-decoration:underline" if unlikely else "")
-        said = "nothing predicts it" if math.isnan(logprob) else f"{logprob:.3f}"
-        yield f'<span style="{style}" title="token {place}: id {int(token)}, {said}">{text}</span>'
+        prediction = "nothing predicts it" if math.isnan(logprob) else f"{logprob:.3f}"
+        yield f'<span style="{style}" title="token {place}: id {int(token)}, {prediction}">{text}</span>'
 
 
 def _cell_style(logprob: float) -> str:

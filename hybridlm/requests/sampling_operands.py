@@ -43,7 +43,9 @@ def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, n
         np.array(index, np.uint32),
     )
     sampling_mode = max(map(_sampling_mode, params))
-    if sampling_mode != GREEDY and any(one is not None and one.request.params.temperature == 0 for one in lanes):
+    if sampling_mode != GREEDY and any(
+        sequence is not None and sequence.request.params.temperature == 0 for sequence in lanes
+    ):
         sampling_mode += BESIDE_GREEDY
     return sampling, np.array(sampling_mode, np.int32)
 

@@ -74,8 +74,8 @@ class SamplingParams(PlainSettings):
         frequency_penalty: subtracted as often as the token is in the completion; 0 for none.
         logit_bias: token id -> number added to its logit, before the penalties.
         min_tokens: no end token or stop token id before this many tokens.
-        bad_words: never sampled: strings (also behind a space, as in vLLM) or lists of token ids, whose last token is
-            banned where the others precede it.
+        bad_words: never sampled: strings (also behind a space, as in vLLM) or lists of token ids; the last token of a
+            list is banned where the other tokens precede it.
         allowed_token_ids: sample these tokens only, end tokens among them or not; None for all. Not together with
             `structured_outputs`.
         skip_special_tokens: leave special tokens out of the text.
@@ -153,8 +153,8 @@ def settings_of_prompts(
         TypeError: an item of `params` is no `SamplingParams`; names the index.
         ValueError: lists of other lengths than the prompts; names all of them.
     """
-    given: Any = settings
-    lists: dict[str, Sequence[Any]] = {name: value for name, value in given.items() if _is_for_each(name, value)}
+    options: Any = settings
+    lists: dict[str, Sequence[Any]] = {name: value for name, value in options.items() if _is_for_each(name, value)}
     items: Any = params
     if isinstance(params, list | tuple):
         lists["sampling_params"] = params
@@ -196,10 +196,10 @@ def draw_seed() -> int:
 def takes_settings(method: Callable[P, R]) -> Callable[P, R]:
     """Show the fields of `SamplingParams` in the signature of a method with `**settings`."""
     signature = inspect.signature(method)
-    *others, _ = signature.parameters.values()
-    shown = [
+    *parameters, _ = signature.parameters.values()
+    setting_parameters = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
         for field in fields(SamplingParams)
     ]
-    method.__signature__ = signature.replace(parameters=[*others, *shown])  # type: ignore[attr-defined]  # for help()
+    method.__signature__ = signature.replace(parameters=[*parameters, *setting_parameters])  # type: ignore[attr-defined]  # for help()
     return method

@@ -55,7 +55,7 @@ class Request:
         index: number of the request in its call.
         prompt: token ids, at least one.
         params: sampling settings.
-        priority: of waiting requests the highest goes first.
+        priority: the waiting request with the highest priority is first.
         sampling_index: part of the key of its random numbers; None for the index.
         start: the state after the first tokens of the prompt, if it is known.
         probe: reads and changes inside the model; None without any.
@@ -93,14 +93,14 @@ class ActiveSequence:
     Attributes:
         request: the request.
         consumed: tokens that its state has seen once the dispatched steps have run.
-        slot: its row; None while it waits and after its last step was dispatched.
+        slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.
         logprobs, top_logprobs: log-probabilities of these tokens, if requested.
         finish_reason: why it ended; None while it is active.
-        drafting: its drafts; None without speculative decoding.
+        drafting: drafts of the sequence; None without speculative decoding.
         grammar: the tokens that its grammar or `allowed_token_ids` allow next; None for all.
         stops: positions in its prompt at which a step ends in any case, because its state is cached there.
-        recorder: of reads inside the model; None for none.
+        recorder: recorder of reads inside the model; None for none.
     """
 
     request: Request

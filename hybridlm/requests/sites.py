@@ -16,7 +16,7 @@ class ProbeSites:
     """Sites of a model.
 
     Attributes:
-        family: of the model, for messages.
+        family: family of the model, for messages.
         hidden: width of the residual stream.
         context: maximum number of positions.
         units: for each layer, the number of heads by kind of mixer, and of experts.
@@ -81,7 +81,7 @@ class ProbeSites:
 
         Args:
             change: the intervention.
-            where: its name in messages.
+            where: name in messages.
             length: positions of the sequence, those to be generated included.
 
         Raises:

@@ -146,7 +146,7 @@ def resolve(
     """Check sampling parameters against a model, and draw a seed if they sample without one.
 
     Args:
-        params: as the user gave them.
+        params: settings from the user.
         end_token_ids: the model's end tokens.
         tokenizer: None if only token ids are accepted.
         vocab_size: token ids are below it.

@@ -15,8 +15,8 @@ class CachedBuffers:
     They never change. All of them may be moved together between the device and the host.
 
     Attributes:
-        arrays: in the order of the layout.
-        position: of a state, the number of tokens it has seen; of a span, the position of its first place.
+        arrays: arrays in the order of the layout.
+        position: number of consumed tokens of a state; position of the first place of a span.
         mark: the sanitizer's label of the row that they were copied from, or None.
         refcount: number of current uses; while it is above 0 the buffers do not move.
     """

@@ -18,7 +18,7 @@ class LogitChanges(NamedTuple):
     """The tokens with changed logits: by `bias`, then `repetition`, then `penalty`, per lane.
 
     Attributes:
-        tokens: their ids; an id beyond the vocabulary is no token.
+        tokens: ids of the tokens; an id beyond the vocabulary is no token.
         bias: added to the logit; -inf bans the token.
         repetition: divides a logit that is at least 0, and multiplies one below; 1 for none.
         penalty: subtracted.
@@ -53,7 +53,7 @@ def mask_words(vocab_size: int) -> int:
 def masked_logits(
     logits: Float32[Array, "row vocab"], mask: UInt32[HostOrDevice, "row word"]
 ) -> Float32[Array, "row vocab"]:
-    """Return the logits with -inf for tokens with bit 0 in the mask. NaN always stays."""
+    """Return the logits with -inf for tokens with bit 0 in the mask; NaN stays."""
     allowed = _unpacked(jnp.asarray(mask))[:, : logits.shape[1]]
     return jnp.where(allowed | jnp.isnan(logits), logits, -jnp.inf)
 

@@ -27,11 +27,11 @@ class Vocabulary(NamedTuple):
     """The vocabulary of a model.
 
     Attributes:
-        held: number of tokens with logits on one device.
+        shard_size: number of tokens with logits on one device.
         devices: number of shards.
     """
 
-    held: int
+    shard_size: int
     devices: int = 1
 
     @staticmethod
@@ -42,7 +42,7 @@ class Vocabulary(NamedTuple):
     @property
     def size(self) -> int:
         """Tokens of the whole vocabulary."""
-        return self.held * self.devices
+        return self.shard_size * self.devices
 
     def whole(self, logits: Logits) -> Float32[Array, "row vocab"]:
         """All-gather the logits."""
@@ -54,7 +54,7 @@ class Vocabulary(NamedTuple):
         """Return log(sum(exp(logits))) over the vocabulary.
 
         Args:
-            logits: of each row.
+            logits: logits of each row.
             differentiable: for a gradient; the maximum does not contribute to it. The numbers are the same.
         """
         top = jnp.max(group_max(lax.stop_gradient(logits) if differentiable else logits), axis=1, keepdims=True)
@@ -97,11 +97,11 @@ class Vocabulary(NamedTuple):
         Args:
             logits: materialized, so that the token's logit is the same number everywhere.
             token: one per row.
-            logit: its logit.
+            logit: logit of the token.
         """
         ids = lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         if self.devices > 1:
-            ids = ids + lax.axis_index(MODEL) * self.held
+            ids = ids + lax.axis_index(MODEL) * self.shard_size
         precedes = (logits > logit) | ((logits == logit) & (ids < token[:, None]))
         count = jnp.sum(precedes, axis=1, dtype=jnp.int32)
         return 1 + (count if self.devices == 1 else lax.psum(count, MODEL))
@@ -110,7 +110,7 @@ class Vocabulary(NamedTuple):
         """Return the logit of one token per row."""
         if self.devices == 1:
             return jnp.take_along_axis(logits, token[:, None], axis=1, mode="fill")
-        is_local, index = local_rows(token, MODEL, self.held)
+        is_local, index = local_rows(token, MODEL, self.shard_size)
         index = jnp.where(is_local, index, 0)
         local_logit = jnp.take_along_axis(logits, index[:, None], axis=1, mode="fill")
         return lax.psum(jnp.where(is_local[:, None], local_logit, 0.0), MODEL)
@@ -120,10 +120,10 @@ class Vocabulary(NamedTuple):
 
         Of equal logits the lower token is first.
         """
-        best, tokens = lax.top_k(logits, min(count, self.held))
+        best, tokens = lax.top_k(logits, min(count, self.shard_size))
         if self.devices == 1:
             return best, tokens
-        tokens = tokens + lax.axis_index(MODEL) * self.held
+        tokens = tokens + lax.axis_index(MODEL) * self.shard_size
         # Shards are in the order of the tokens, so the first of equal logits is the lowest token here too.
         best, tokens = (lax.all_gather(array, MODEL, axis=1, tiled=True, to="invarying") for array in (best, tokens))
         best, place = lax.top_k(best, count)
@@ -134,9 +134,9 @@ class Vocabulary(NamedTuple):
         first = most_likely(logits)
         if self.devices == 1:
             return first == token
-        wrong = first == self.held
+        wrong = first == self.shard_size
         local_logit = jnp.take_along_axis(logits, jnp.where(wrong, 0, first)[:, None], axis=1, mode="fill")
-        local_token = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.held)[:, None]
+        local_token = jnp.where(wrong, -1, first + lax.axis_index(MODEL) * self.shard_size)[:, None]
         # Shards are in order as in `best`. Indices, not comparisons with a device's own logit: XLA may compute a value
         # twice, with different rounding.
         highest, tokens = (

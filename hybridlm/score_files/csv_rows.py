@@ -120,7 +120,7 @@ class CsvScores(JsonScores):
 
     Args:
         ids: kinds of the ids.
-        columns: of the fields.
+        columns: columns of the fields.
 
     Raises:
         ValueError: ids that one column cannot hold.

@@ -135,9 +135,9 @@ class DivergenceTask(Task):
         return text_task(model, DIVERGENCE_COLUMNS, encode, run, origin, report=_report)
 
 
-def _report(output: Path, parts: Parts, kept: int) -> DivergenceFileReport:
+def _report(output: Path, parts: Parts, earlier_rows: int) -> DivergenceFileReport:
     """Return a report with means over all rows, weighted by predicted tokens."""
-    report, totals, predicted = file_report(output, parts, kept), dict.fromkeys(MEANS, 0.0), 0
+    report, totals, predicted = file_report(output, parts, earlier_rows), dict.fromkeys(MEANS, 0.0), 0
     for count, means in _rows(output):
         predicted += count
         for name, mean in zip(MEANS, means, strict=True):

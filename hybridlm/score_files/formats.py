@@ -55,7 +55,7 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
 
     Args:
         input, output: the files.
-        options: of the run.
+        options: options of the run.
         requests: the rows are requests, which JSON lines alone can hold.
 
     Raises:

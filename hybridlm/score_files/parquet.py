@@ -94,7 +94,7 @@ class ParquetScores:
 
     Args:
         ids: kinds of the ids.
-        columns: of the fields.
+        columns: columns of the fields.
 
     Raises:
         ValueError: ids that one column cannot hold, or fields that are any JSON.

@@ -22,7 +22,7 @@ class ProbedRows:
     """Reads and changes inside the model, the same for all rows or by row.
 
     Attributes:
-        sites: of the model.
+        sites: sites of the model.
         capture: the arrays to read.
         positions: "last" or "all".
         interventions: changes in all rows, or the name of the field with the changes of each row.

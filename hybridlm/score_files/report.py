@@ -15,7 +15,7 @@ class ScoreFileReport:
         texts: rows that were computed.
         errors: rows that have an error instead.
         tokens: tokens of the texts.
-        kept: how many of these rows an earlier, interrupted run had done.
+        kept: number of these rows that an earlier, interrupted run had finished.
         prefix_tokens_saved: tokens that were not computed again because rows begin alike, by earlier runs too.
         shifted: completions that are scored from within the prompt, because a token spans both.
         step_tokens: tokens that the steps consumed, by earlier runs too; not compared.
@@ -43,15 +43,15 @@ def total(parts: Parts, *names: str) -> list[int]:
     return [sum(getattr(part, name) for part in parts.done) for name in names]
 
 
-def file_report(output: Path, parts: Parts, kept: int) -> ScoreFileReport:
+def file_report(output: Path, parts: Parts, earlier_rows: int) -> ScoreFileReport:
     """Return the report of a run.
 
     Args:
-        output: the file that was written.
+        output: the written file.
         parts: all parts of the output.
-        kept: rows that an earlier run had done.
+        earlier_rows: rows that an earlier run had finished.
     """
     rows, tokens, errors, *counts = total(
         parts, "rows", "tokens", "errors", "saved", "shifted", "step_tokens", "step_places"
     )
-    return ScoreFileReport(output, rows - errors, errors, tokens, kept, *counts)
+    return ScoreFileReport(output, rows - errors, errors, tokens, earlier_rows, *counts)

@@ -54,14 +54,14 @@ class RowProgress:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
-    def begin(self, total: Amount, kept: Amount) -> None:
+    def begin(self, total: Amount, stored: Amount) -> None:
         """Begin the rows of a file, with the rows of an earlier run."""
-        self._done, self._kept, self._total = kept, kept, total
+        self._done, self._kept, self._total = stored, stored, total
         self._rate.begin()
         if self._lines is not None:
-            self._lines.begin(kept.size, total.size, kept.size)
+            self._lines.begin(stored.size, total.size, stored.size)
         if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=total.size, completed=kept.size, description=self._verb)
+            self._bar.reset(self._task, total=total.size, completed=stored.size, description=self._verb)
         self._show()
 
     def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:

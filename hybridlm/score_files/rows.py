@@ -46,7 +46,7 @@ class InputRow(NamedTuple):
     """A row of the input.
 
     Attributes:
-        number: its number in messages; lines count from 1, rows of a table from 0.
+        number: number of the row in messages; lines count from 1, rows of a table from 0.
         id: None without an id.
         key: the field of its text, token ids, prompt or messages.
         item: the text or the token ids, or an object with the prompt or the messages, unchecked.

@@ -129,7 +129,7 @@ def scored_rows(
     settings: DistributionSettings = NOTHING_ASKED,
     vocab_size: int = 0,
     probed: ProbedRows | None = None,
-    **others: Any,
+    **fields: Any,
 ) -> RowTask:
     """Return the task of scores.
 
@@ -142,7 +142,7 @@ def scored_rows(
         settings: questions about the distributions; its `token_ids` may be the name of a field of the rows.
         vocab_size: chosen ids are below it.
         probed: reads and changes inside the model; None for none.
-        **others: other fields of `RowTask`.
+        **fields: other fields of `RowTask`.
     """
     chosen = settings.token_ids
     field = chosen if isinstance(chosen, str) else None
@@ -177,7 +177,7 @@ def scored_rows(
         row_fields=RowFields(field, None if probed is None else probed.field),
         ids=max(settings.top + (0 if chosen is None or isinstance(chosen, str) else len(chosen)), 1),
         most_rows=None if probed is None else probed.most_rows,
-        **others,
+        **fields,
     )
 
 

@@ -36,9 +36,9 @@ class RowWindow:
     """Rows that are scored together.
 
     Attributes:
-        start: of the first one.
+        start: start of the first row.
         rows: number of rows.
-        size: of all of them, in bytes.
+        size: size of all rows in bytes.
     """
 
     start: Mark

@@ -38,7 +38,7 @@ def output_row(row: InputRow, name: str | None, result: RowValues | str) -> Outp
 
     Args:
         row: row of the input.
-        name: of the row in messages; None for messages without names.
+        name: name of the row in messages; None for messages without names.
         result: values of the row, or its fault.
     """
     if isinstance(result, RowValues):
@@ -117,7 +117,7 @@ def text_task(
     encode: Callable[[Any, str], Any],
     run: Callable[[Sequence[Any]], Sequence[RowValues]],
     origin: Origin,
-    **others: Any,
+    **fields: Any,
 ) -> RowTask:
     """Return a task on texts and token ids.
 
@@ -126,7 +126,7 @@ def text_task(
         columns, run: as for `RowTask`.
         encode: (text, token ids or object, name in messages) -> work.
         origin: settings that determine the output, without the model.
-        **others: other fields of `RowTask`.
+        **fields: other fields of `RowTask`.
     """
     return RowTask(
         columns=columns,
@@ -135,7 +135,7 @@ def text_task(
         origin={**model.origin(), **origin},
         counts=model.counts,
         during=model.keeping,
-        **others,
+        **fields,
     )
 
 
@@ -144,7 +144,7 @@ def run_rows(task: RowTask, rows: Sequence[InputRow], unit: str | None) -> list[
 
     Args:
         task: computes all rows in one call.
-        rows: of the input, unchecked.
+        rows: rows of the input, unchecked.
         unit: the word before a row's number in messages; None for messages without numbers.
     """
     names = [None if unit is None else f"{unit} {row.number}" for row in rows]

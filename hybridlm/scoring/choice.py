@@ -23,7 +23,7 @@ class Choice:
         token_ids: the scored tokens of each option; they hold the whole option.
         logprobs: float32 [T] for each option: natural log-probability of each of its tokens given those before it.
         greedy: for each option, whether every token of it is the most likely one.
-        boundary_shift: for each option, the number of tokens by which the boundary moved into the context, because a
+        boundary_shift: for each option, the number of tokens that the boundary moved into the context, because a
             token spans both; the scored tokens then begin within the context.
     """
 

@@ -25,7 +25,7 @@ class Divergence:
         js: float32 [E], Jensen-Shannon divergence in nats, at most log 2.
         same_top: bool [E], whether both have the same most likely token.
         offsets: int64 [texts + 1].
-        certificate: of the comparing step; None without a step.
+        certificate: certificate of the comparing step; None without a step.
     """
 
     token_ids: np.ndarray

@@ -35,7 +35,10 @@ class TextQuestion:
         return len(self.ids) if isinstance(self.ids, np.ndarray) else max(map(len, self.ids), default=0)
 
     def key(self, begin: int, end: int) -> tuple[Any, ...] | None:
-        """Return a value that is equal for equal questions about tokens `begin` to `end`; None without a question."""
+        """Return the key of the question about tokens `begin` to `end`; None without a question.
+
+        Equal questions have equal keys.
+        """
         if end <= self.first:
             return None
         tokens = range(max(begin, self.first), end)
@@ -180,7 +183,7 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
     """Return the question about one text.
 
     Args:
-        text: its token ids.
+        text: token ids of the text.
         start: first token to report on, behind its prompt; None for the first with a prediction.
         ids: its ids, one list or one for each position.
         where: name of the ids in messages.
@@ -198,7 +201,7 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
 
 
 def _chosen_ids(ids: Any, where: str, positions: int, vocab_size: int) -> np.ndarray | list[np.ndarray]:
-    """Return the chosen ids of one text: a list of ids, or one for each position."""
+    """Return the chosen ids of one text: one list, or a list for each position."""
     if _flat(ids):
         return ids_of(ids, where, vocab_size)
     if not isinstance(ids, list | tuple | np.ndarray):

@@ -30,7 +30,7 @@ class ComparedModel(NamedTuple):
 
 @dataclass(eq=False)
 class ComparedText(QueuedText):
-    """A text of the first model, with a twin in the same lane of the second.
+    """A text of the first model, with a twin in the second model's same lane.
 
     Attributes:
         question, query: None; all texts have the same results.
@@ -79,8 +79,8 @@ def compare(
 ) -> tuple[Divergence, dict[int, int]]:
     """Return the distances of two models, and the first token without finite numbers by text.
 
-    Each text has the same lane in both models; the widths of steps are those of the first model. A common prefix of
-    several texts is prefilled once in both, in whole steps. A text has the same bits alone, in steps of this shape.
+    Each text has the same lane in both models; the first model sets the widths of steps. A common prefix of several
+    texts is prefilled once in both, in whole steps. A text has the same bits alone, in steps of this shape.
 
     Args:
         sides: the models, on the same devices.

@@ -95,7 +95,7 @@ def read_hidden(
     Args:
         engine: runs the steps.
         texts: token ids, at least one and as many as fit the context.
-        places: for each text, indices of the tokens whose vectors are kept, in order.
+        places: for each text, indices of the tokens with stored vectors, in order.
         size: width of the residual stream.
         summed: also add up the vectors of all tokens.
         full_lanes: use all lanes for any number of texts.

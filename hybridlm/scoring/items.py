@@ -57,7 +57,7 @@ class ItemReader:
     """A reader of items for one model.
 
     Attributes:
-        inputs: its limits.
+        inputs: limits of the model.
         prefix: returns the token before a completion with an empty prompt.
     """
 
@@ -93,7 +93,7 @@ class ItemReader:
         ]
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
-        """Return the tokens of a chat, with its last answer scored up to the end token.
+        """Return the tokens of a chat with its last answer scored to the end token.
 
         The prompt is the template's text of the earlier messages with a generation prompt. With the answer, the
         template may replace that generation prompt, but it has to repeat the text of the earlier messages.
@@ -112,16 +112,16 @@ class ItemReader:
         if fields.get("tools"):
             variables["tools"] = fields["tools"]
         start = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **variables)
-        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **variables)
-        if not whole.startswith(start):
+        chat_text = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **variables)
+        if not chat_text.startswith(start):
             turns = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=False, **variables)
-            if not whole.startswith(turns):
+            if not chat_text.startswith(turns):
                 raise ValueError(
                     "messages: the chat template writes the last answer otherwise than behind the earlier messages (as "
                     "with thoughts that it drops from them): expected a text that begins as the earlier messages do, "
-                    f"{_difference(turns, whole)}; give prompt and completion as texts"
+                    f"{_difference(turns, chat_text)}; give prompt and completion as texts"
                 )
-        prompt_ids, joined = (tokenizer.encode(text, add_special_tokens=False) for text in (start, whole))
+        prompt_ids, joined = (tokenizer.encode(text, add_special_tokens=False) for text in (start, chat_text))
         ids, prompt, shift = join_ids(prompt_ids, joined, self.prefix)
         ends = {*self.inputs.eos_token_ids, tokenizer.eos_token_id}
         last = max((i for i, token in enumerate(ids) if token in ends and i >= prompt), default=len(ids) - 1)

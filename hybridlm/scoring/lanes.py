@@ -31,11 +31,11 @@ class TextPart(NamedTuple, Generic[T]):
 
 
 def widest_step(lanes: Sequence[T | None], widths: tuple[int, ...]) -> tuple[int, list[T | None]]:
-    """Return the width of the widest next step and its texts by lane; other lanes are idle.
+    """Return the width of the widest next step and its texts by lane.
 
     Args:
         lanes: texts by lane, at least one text.
-        widths: of all steps, the widest first.
+        widths: widths of all steps, the widest first.
     """
     width = max(text.width(widths) for text in lanes if text is not None)
     return width, [None if text is None or text.width(widths) < width else text for text in lanes]
@@ -50,7 +50,7 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
 
 
 def enter(models: Models, text: QueuedText) -> int:
-    """Give a row of each model to a text, restore its state, and return its lane."""
+    """Acquire a text's row of each model, restore its state, and return its lane."""
     lanes = set[int]()
     for (engine, pool), copy in zip(models, text.copies, strict=True):
         copy.slot = pool.acquire()
@@ -68,7 +68,7 @@ def leave(models: Models, text: QueuedText) -> None:
             continue
         if copy.index is None:
             spans = () if copy.start is None else copy.start.spans
-            copy.snapshot = engine.moves.take(pool, copy.slot, copy.tokens[:-1], owner=copy, known=spans)
+            copy.snapshot = engine.moves.take(pool, copy.slot, copy.tokens[:-1], owner=copy, cached=spans)
             # Each restore adds the whole prefix to the statistic, but it was computed once.
             engine.stats["prefix_tokens_saved"] -= copy.consumed
         pool.owner.release(copy.slot)

@@ -23,7 +23,7 @@ class TextWindow(NamedTuple):
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
-    """Return the token before a text: the tokenizer's BOS, its EOS, or the model's first EOS.
+    """Return the token before a text: tokenizer's BOS, its EOS, or model's first EOS.
 
     Raises:
         ValueError: no such token.
@@ -132,7 +132,7 @@ def windows_of(
 
 
 def corpus_perplexity(
-    windows: Iterable[tuple[int, TextWindow]], score: Callable[[list[tuple[int, ...]]], list[Score]], most: int
+    windows: Iterable[tuple[int, TextWindow]], score: Callable[[list[tuple[int, ...]]], list[Score]], batch_size: int
 ) -> float:
     """Return exp of the mean negative log-probability of the counted tokens, summed in float64.
 
@@ -141,7 +141,7 @@ def corpus_perplexity(
         NumericalError: a log-probability is not finite.
     """
     iterator, total, count = iter(windows), 0.0, 0
-    while part := list(islice(iterator, most)):
+    while part := list(islice(iterator, batch_size)):
         scores = score([window.tokens for _, window in part])
         names = [f"texts[{text}], a window of {len(window.tokens)} tokens" for text, window in part]
         for (_, window), result in zip(part, checked(scores, names.__getitem__), strict=True):

@@ -45,7 +45,7 @@ class Pooled(NamedTuple):
 
     Attributes:
         vectors: float32 [texts, hidden].
-        wrong: number of a text -> index of its first token whose numbers are not finite.
+        wrong: number of a text -> index of its first token with numbers that are not finite.
     """
 
     vectors: np.ndarray
@@ -98,7 +98,7 @@ def classes(
     Args:
         engine: runs the steps.
         texts: token ids, which fit the context.
-        head: of the checkpoint.
+        head: head of the checkpoint.
         full_lanes: use all lanes for any number of texts.
     """
     read = pooled(engine, texts, head.weight.shape[1], "last", False, full_lanes)
@@ -118,5 +118,5 @@ def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     logits = np.zeros((len(vectors), len(weight)), np.float32)
     with np.errstate(all="ignore"):  # the caller checks the logits
         for row, vector in zip(logits, vectors.astype(np.float64), strict=True):
-            row[:] = (wide * vector).sum(axis=1)  # one text at a time: equal bits beside any texts
+            row[:] = (wide * vector).sum(axis=1)  # one text at a time: equal bits in any batch
     return logits

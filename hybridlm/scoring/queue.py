@@ -27,7 +27,7 @@ class Questions(Protocol):
     def texts(self) -> Sequence[Any]: ...
 
     def key(self, text: int, begin: int, end: int) -> Any:
-        """Return the question about tokens `begin` to `end` of a text; shared tokens have equal questions."""
+        """Return the question about tokens `begin` to `end` of a text, equal for shared tokens."""
         ...
 
 
@@ -35,14 +35,14 @@ class ScoringQueue(Generic[T]):
     """Texts and shared prefixes that wait for a lane.
 
     A text that continues a shared prefix waits until the prefix has been prefilled, and then goes first, so that the
-    prefix's state is released soon. Of the `most` states that prefixes may hold at a time one is reserved for nested
-    prefixes. These can always begin, and no prefix waits for the texts behind them, so there is no deadlock.
+    prefix's state is released soon. Prefixes may hold `limit` states at a time; one of them is reserved for nested
+    prefixes. A nested prefix can always begin, and no prefix waits for the texts after it, so there is no deadlock.
 
     Args:
         texts: token ids by the number of the text.
         prefix: a common beginning of all texts, prefilled by the caller.
         widths: widths of all steps, the widest first; shared prefixes are whole steps.
-        most: maximum number of states that shared prefixes hold, at least 2; 0 to prefill every text alone.
+        limit: maximum number of states that shared prefixes hold, at least 2; 0 to prefill every text alone.
         question: questions about the texts, by their numbers; None without questions.
         make: class of the texts.
         probes: reads and changes in the texts, by their numbers; None without probes.
@@ -56,17 +56,17 @@ class ScoringQueue(Generic[T]):
         texts: Mapping[int, tuple[int, ...]],
         prefix: Prefix | None,
         widths: tuple[int, ...],
-        most: int,
+        limit: int,
         question: Questions | None = None,
         make: Callable[..., T] = ScoredText,
         probes: Sequence[Probe | None] | None = None,
     ):
-        self._most, self._held = most, 0
+        self._most, self._held = limit, 0
         begin = 0 if prefix is None else prefix.snapshot.label.position
         numbers = list(texts)
         keys = None if question is None else [partial(question.key, i) for i in numbers]
         prefixes, places = [], [None] * len(texts)
-        if most:
+        if limit:
             prefixes, places = shared_prefixes(list(texts.values()), widths, begin, keys)
         self.shares = bool(prefixes)
         queries = dict.fromkeys(numbers) if question is None else {i: question.texts[i] for i in numbers}

@@ -66,7 +66,7 @@ def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format
     """Return the same scores.
 
     Args:
-        scores: of several texts.
+        scores: scores of several texts.
         item: number of a score -> name of its text in messages.
 
     Raises:

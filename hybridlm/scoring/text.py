@@ -25,13 +25,13 @@ class QueuedText:
 
     Attributes:
         index: number of the text in its call; None for a shared prefix.
-        tokens: its token ids, with `prefix`; the last token is not prefilled.
+        tokens: token ids of the text, with `prefix`; the last token is not prefilled.
         prefix: the user's prefix before the text; results begin behind it.
         parent: the shared prefix before the text, with the results of the first tokens.
         consumed: tokens in the lane's state after all dispatched steps.
-        slot: its row; None without a row.
-        snapshot: of a shared prefix, the state behind it, from the end of its prefill until no text waits for it.
-        children: of a shared prefix, the texts and prefixes that continue it and have not begun.
+        slot: row of the text; None without a row.
+        snapshot: state after a shared prefix, from the end of its prefill until no text waits for it.
+        children: waiting texts and prefixes that continue a shared prefix.
         probe: reads and changes inside the model; None without a probe.
         recorder: recorder of the reads; None without reads.
         first_wrong: index of the first token with results that are not finite; None if all are finite.

@@ -22,11 +22,11 @@ def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Contain
         positions_first: groups of pools with the position axis right after the row axis.
     """
 
-    def entry(one: Any) -> Any:
-        if not isinstance(one, Pool):
-            return one
-        first = one.group in positions_first
-        return jax.tree.map(lambda array: replace(one, dims=_names(array, first)), arrays)
+    def entry(role: Any) -> Any:
+        if not isinstance(role, Pool):
+            return role
+        first = role.group in positions_first
+        return jax.tree.map(lambda array: replace(role, dims=_names(array, first)), arrays)
 
     return replace(contract, inputs=tuple(map(entry, contract.inputs)), outputs=tuple(map(entry, contract.outputs)))
 

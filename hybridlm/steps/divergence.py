@@ -75,14 +75,15 @@ def divergence_step(first: Structure, second: Structure) -> Callable[..., tuple[
                 agreement.reshape((lanes, count)),
             )
 
-        return (in_blocks(compare_block, (hidden, second_hidden), vocabulary.held),)
+        return (in_blocks(compare_block, (hidden, second_hidden), vocabulary.shard_size),)
 
     return step
 
 
 def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
-    """Return the terms of KL(P || Q): p * log(p / q) - p + q, at least 0.
+    """Return the terms of KL(P || Q), at least 0.
 
+    A term is `p * log(p/q) - p + q`.
     As both distributions sum to 1 the sum is the same, and rounding of a normalization cancels to second order.
     """
     p, q, d = jnp.exp(log_p), jnp.exp(log_q), log_p - log_q
@@ -91,8 +92,8 @@ def kl_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slic
     # d - 1 + exp(-d)
     series = near * near * (1 / 2 - near * (1 / 6 - near * (1 / 24 - near * (1 / 120 - near / 720))))
     # Where p is 0 and d infinite, their product is no number.
-    far = jnp.where(p == 0, q, p * jnp.where(small | (p == 0), 0.0, d) - p + q)
-    return jnp.where(small, p * series, far)
+    direct = jnp.where(p == 0, q, p * jnp.where(small | (p == 0), 0.0, d) - p + q)
+    return jnp.where(small, p * series, direct)
 
 
 def js_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slice"]) -> Float32[Array, "row slice"]:
@@ -108,8 +109,8 @@ def js_terms(log_p: Float32[Array, "row slice"], log_q: Float32[Array, "row slic
     small = jnp.abs(t) < MAX_SERIES
     square = jnp.where(small, t * t, 0.0)
     series = square * (1 + square * (1 / 6 + square * (1 / 15 + square * (1 / 28 + square / 45))))
-    far = _x_log_x(1 + t) + _x_log_x(1 - t)
-    return 0.5 * mean * jnp.where(small, series, far)
+    direct = _x_log_x(1 + t) + _x_log_x(1 - t)
+    return 0.5 * mean * jnp.where(small, series, direct)
 
 
 def _x_log_x(x: Array) -> Array:

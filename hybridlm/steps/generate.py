@@ -33,10 +33,10 @@ class SampledTokens(NamedTuple):
     Attributes:
         token: the token sampled; `vocab` where the logits have NaN or the token's own is infinite, `vocab + NO_TOKEN`
             where a mask and the other changes of the logits leave no token.
-        logprob: its log-probability before temperature and processing; None unless requested.
+        logprob: log-probability of the token before temperature and processing; None unless requested.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         mtp_drafts: tokens that the MTP head drafts after the lane's next token; None unless requested.
-        hidden_states: of the lane's last token in some layers; None unless requested.
+        hidden_states: hidden states of the lane's last token in some layers; None unless requested.
     """
 
     token: Int32[Array, "*lane"]

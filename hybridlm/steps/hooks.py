@@ -80,8 +80,8 @@ class ProbeInputs(NamedTuple):
     """Operands of reads and changes inside the model; None for absent parts.
 
     Attributes:
-        places: tokens of each lane whose hidden states are returned; T for none, whose entries are zero. None where
-            those of the last token are.
+        places: tokens of each lane with returned hidden states; T for no token, with entries of zero. None returns the
+            hidden states of the last token.
         layers: index of the hidden states that each slot returns, as in `LM.forward`: 0 after the embedding.
         vectors, ablations: the changes.
     """
@@ -106,8 +106,8 @@ class ProbeInputs(NamedTuple):
 
 
 HiddenRows = tuple[Float32[Array, "lane places_hidden"], ...]
-"""Hidden states of some tokens of each lane, one after another, by slot: never of the shape of an array of a state, in
-whose place XLA would write them."""
+"""Hidden states of some tokens of each lane, one after another, by slot. No array of a state has this shape: XLA would
+write the hidden states in its place."""
 
 
 class ProbeHooks(Hooks):
@@ -117,12 +117,12 @@ class ProbeHooks(Hooks):
         probes: operands.
         positions: position of each lane's first token.
         tokens: T.
-        devices: that share the model.
+        devices: number of devices that share the model.
         last: each lane's last token, read if the operands have no places.
 
     Attributes:
-        hidden_states: of the layers so far, by slot, zeros where a slot is empty or a place is T; None if none are
-            returned.
+        hidden_states: hidden states of the layers so far, by slot, zeros where a slot is empty or a place is T; None if
+            the step returns no hidden states.
     """
 
     def __init__(
@@ -182,8 +182,8 @@ class ProbeHooks(Hooks):
     def _hit(self, index: Array | np.ndarray, value: int, first: Array | np.ndarray, end: Array | np.ndarray) -> Array:
         """Return whether a slot is meant at each token, bool [lane, token, slot]."""
         token = self._at[:, :, None]
-        same = (jnp.asarray(index) == value)[:, None]
-        return same & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])
+        is_unit = (jnp.asarray(index) == value)[:, None]
+        return is_unit & (token >= jnp.asarray(first)[:, None]) & (token < jnp.asarray(end)[:, None])
 
     def _ablated(
         self, layer: int, kind: str, unit: Int32[Array, "lanes tokens units"]

@@ -59,7 +59,7 @@ class Chosen(NamedTuple):
     """Request for a report on the distribution of each position.
 
     Attributes:
-        token_ids: their log-probabilities and ranks are reported; C may be 0.
+        token_ids: ids with reported log-probabilities and ranks; C may be 0.
         temperature: divides the logits of a lane.
     """
 
@@ -68,7 +68,7 @@ class Chosen(NamedTuple):
 
 
 class StepInputs(NamedTuple):
-    """Inputs of a step; an absent part is None.
+    """Inputs of a step, None for absent parts.
 
     Every step is `step(params, rows, inputs) -> (outputs, rows)`.
 

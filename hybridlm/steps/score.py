@@ -28,9 +28,9 @@ class Scored(NamedTuple):
         greedy: whether the target is the most likely token.
         top_tokens, top_logprobs: the most likely tokens, best first; None unless requested.
         rank: place of the target among all tokens, the most likely one is 1; None unless requested, as those below.
-        entropy: of the distribution, in nats.
+        entropy: entropy of the distribution, in nats.
         chosen_logprobs, chosen_ranks: of the chosen ids.
-        hidden_states: of some tokens and layers; None unless requested.
+        hidden_states: hidden states of some tokens and layers; None unless requested.
     """
 
     logprob: Float32[Array, "lane token"]
@@ -96,13 +96,13 @@ def score_tokens(
         # The last block is padded with zeros. One array for all that follows: a rank compares logits with one of them.
         logits = materialize(logits / jnp.where(temperature > 0, temperature, 1.0).reshape((-1, 1)))
         each = target.reshape((-1,))
-        total, found = vocabulary.log_total(logits), vocabulary.logit(logits, each)
+        total, logit = vocabulary.log_total(logits), vocabulary.logit(logits, each)
         best, ids = vocabulary.best(logits, top) if top else (None, None)
-        rank = vocabulary.rank(logits, each, found)
+        rank = vocabulary.rank(logits, each, logit)
 
         def describe(token: Array) -> tuple[Array, Array]:
-            logit = vocabulary.logit(logits, token)
-            return (logit - total)[:, 0], vocabulary.rank(logits, token, logit)
+            id_logit = vocabulary.logit(logits, token)
+            return (id_logit - total)[:, 0], vocabulary.rank(logits, token, id_logit)
 
         logprobs = ranks = None
         if token_ids.shape[2]:
@@ -110,7 +110,7 @@ def score_tokens(
             by_id = jnp.moveaxis(token_ids.reshape((-1, token_ids.shape[2])), 1, 0)
             logprobs, ranks = (jnp.moveaxis(x, 0, 1) for x in lax.map(describe, by_id))
         scored = Scored(
-            (found - total)[:, 0],
+            (logit - total)[:, 0],
             vocabulary.is_most_likely(logits, each),
             ids,
             None if best is None else best - total,
@@ -122,9 +122,9 @@ def score_tokens(
         return jax.tree.map(lambda x: x.reshape((*target.shape, *x.shape[1:])), scored)
 
     if chosen is None:
-        return in_blocks(score_block, (hidden, targets), vocabulary.held)
+        return in_blocks(score_block, (hidden, targets), vocabulary.shard_size)
     temperature = jnp.broadcast_to(chosen.temperature[:, None], targets.shape)
-    return in_blocks(describe_block, (hidden, targets, chosen.token_ids, temperature), vocabulary.held)
+    return in_blocks(describe_block, (hidden, targets, chosen.token_ids, temperature), vocabulary.shard_size)
 
 
 def token_logits(
@@ -153,7 +153,7 @@ def token_logits(
         block_logits = logits.reshape((*target.shape, -1)) if keep_logits else None
         return (logit - total)[:, 0].reshape(target.shape), block_logits
 
-    return in_blocks(block, (hidden, targets), vocabulary.held)
+    return in_blocks(block, (hidden, targets), vocabulary.shard_size)
 
 
 def in_blocks(describe: Callable[[Any], Any], inputs: tuple[Array, ...], logit_count: int) -> Any:

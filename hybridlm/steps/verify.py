@@ -1,10 +1,10 @@
 """The verifying step: forward, sample, accept, and replay accepted tokens in one program.
 
-A lane consumes certain tokens (the one it sampled last, or the next ones of its prompt) followed by drafts of what it
-will sample. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token
-sampled in its place, and every draft before it was accepted: so a sequence samples what it would sample without drafts.
-No rejection sampling is needed for that, because the key of each token is fixed. Rows are written once, with the
-accepted tokens.
+A lane consumes certain tokens (its last sampled token, or the next tokens of its prompt) followed by drafts of its next
+tokens. The token after each of them is sampled with its usual key. A draft is accepted if it equals the token sampled
+in its place, and if every earlier draft was accepted: so a sequence samples the same tokens as without drafts.
+Rejection sampling is not needed, because the key of each token is fixed. Rows are written once, with the accepted
+tokens.
 """
 
 from typing import Any
@@ -43,11 +43,11 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         model = structure.rebuild(params)
         tokens, lengths, positions, kv_blocks = inputs.batch
         tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
-        hidden, kept = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
+        hidden, pending = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
         sampled = _sample_after_each(model, hidden, tokens, inputs, top, processor)
         assert inputs.drafts is not None, "a step that verifies has drafts"
         accepted = accept(tokens, sampled.token, lengths, inputs.drafts)
-        layers = model.commit(kept, tokens, accepted, positions, rows.layers, kv_blocks)
+        layers = model.commit(pending, tokens, accepted, positions, rows.layers, kv_blocks)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(sampled.token, last, axis=1, mode="fill")[:, 0]
         rows = Rows(layers, rows.token)

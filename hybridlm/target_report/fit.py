@@ -20,16 +20,16 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: of the device.
-        weights: of the parameters.
-        rows: of both pools.
-        padding: that the device's layouts add to weights and rows.
+        memory: bytes of the device's memory.
+        weights: bytes of the parameters.
+        rows: bytes of both pools.
+        padding: bytes that the device's layouts add to weights and rows.
         scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
-        left: memory that is left; negative if it does not fit.
+        free: remaining memory; negative if the step does not fit.
         lanes, context: as asked for.
         most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
         longest_context: longest context that fits with these lanes; 0 for none.
-        share: part of the memory that JAX takes by default.
+        share: share of the memory that JAX takes by default.
     """
 
     memory: int
@@ -37,7 +37,7 @@ class Fit:
     rows: int
     padding: int
     scratch: int | None
-    left: int
+    free: int
     lanes: int
     context: int
     most_lanes: int
@@ -47,7 +47,7 @@ class Fit:
     @property
     def fits(self) -> bool:
         """Whether weights, rows and scratch fit into the memory."""
-        return self.left >= 0
+        return self.free >= 0
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -55,13 +55,13 @@ class Fit:
         scratch = "unknown scratch" if self.scratch is None else f"scratch {format_bytes(self.scratch)}"
         padding = f" + padding {format_bytes(self.padding)}" if self.padding else ""
         need = f"weights {format_bytes(self.weights)} + rows {format_bytes(self.rows)}{padding} + {scratch}"
-        over = format_bytes(abs(self.left))
+        over = format_bytes(abs(self.free))
         verdict = f"fits, {over} are left" if self.fits else f"DOES NOT FIT by {over}"
-        lines = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
+        lines = [f"{need} = {format_bytes(self.memory - self.free)} of {format_bytes(self.memory)}: {verdict}"]
         lanes = f"at most {self.most_lanes} lanes" if self.most_lanes else "not one lane"
         context = f"a context of {self.longest_context}" if self.longest_context else "no context"
         lines.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
-        if self.fits and self.memory - self.left > self.share * self.memory:
+        if self.fits and self.memory - self.free > self.share * self.memory:
             lines.append(
                 f"JAX takes {self.share:.0%} of the memory by default, which is less: set "
                 "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -73,9 +73,9 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        engine: of the model, on the target.
+        engine: engine of the model, on the target.
         memory: bytes of each device.
-        platform: of the target.
+        platform: platform of the target.
         scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
         resident: bytes of weights and both pools as XLA lays them out; None if unknown.
     """
@@ -90,14 +90,14 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)
     padded = 1 + padding / (weights + row_bytes)
 
-    def left(lanes: int, context: int) -> int:
+    def free(lanes: int, context: int) -> int:
         needed = (scratch or 0) * max(1.0, lanes / engine.lanes)
         return memory - int(padded * (weights + rows(lanes, context)) + needed)
 
     step = engine.placement.data
-    lanes = step * _most(MAX_LANES // step, lambda count: left(count * step, engine.context) >= 0)
+    lanes = step * _most(MAX_LANES // step, lambda count: free(count * step, engine.context) >= 0)
     limit = engine.row_arrays.model.config.max_position_embeddings // KV_BLOCK
-    blocks = _most(limit, lambda count: left(engine.lanes, count * KV_BLOCK) >= 0)
+    blocks = _most(limit, lambda count: free(engine.lanes, count * KV_BLOCK) >= 0)
     share = GPU_SHARE if platform == "gpu" else 1.0
     return Fit(
         memory, weights, row_bytes, padding, scratch, memory - weights - row_bytes - padding - (scratch or 0),

@@ -36,7 +36,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
     """Return the floor of a step of a model; None for moves of rows.
 
     Args:
-        model: as one device holds it; its parameters may be abstract.
+        model: the model on one device; its parameters may be abstract.
         shape: the step.
         placement: the devices.
         cache_dtype: dtype of convolution states and KV cache.

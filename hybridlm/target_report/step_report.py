@@ -25,10 +25,10 @@ class StepReport:
     Times are lower bounds, in seconds; None if a figure is unknown.
 
     Attributes:
-        name: of the shape.
+        name: name of the shape.
         lanes, tokens: of the step; 0 for moves of rows.
         failed: why XLA did not compile it; None if it did.
-        certificate: of the compiled step.
+        certificate: certificate of the compiled step.
         kernels: runs of operations outside loops with a data-dependent number of iterations.
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
@@ -84,9 +84,9 @@ def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target
     """Return the report of a compiled step.
 
     Args:
-        shape: which step.
+        shape: shape of the step.
         step: compiled for the target.
-        floor: of the step; None for moves of rows.
+        floor: floor of the step; None for moves of rows.
         target: the machine.
         context: positions of each lane, for loops over blocks of the KV cache.
     """

@@ -21,7 +21,7 @@ def special_tokens(settings: Mapping[str, Any], defaults: Mapping[str, str | Non
     """Return the named tokens: bos_token, eos_token, ..., image_token, ...
 
     Args:
-        settings: of the checkpoint's files.
+        settings: settings of the checkpoint's files.
         defaults: tokens where these do not say anything.
 
     Raises:
@@ -44,8 +44,8 @@ def add_tokens(
     """Add missing tokens in the order of transformers, so that their ids are equal.
 
     Args:
-        backend: of the checkpoint.
-        settings: of its files.
+        backend: backend of the checkpoint.
+        settings: settings of its files.
         named: special tokens that have a name.
         written: added tokens of tokenizer.json, which count if tokenizer_config.json lists none.
 

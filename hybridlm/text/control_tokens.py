@@ -1,7 +1,7 @@
 """Control tokens in users' texts, separate from the template's control tokens.
 
-Before a template is rendered they are marked; in its text what is marked is encoded as plain text. The marks are the
-private characters of transformers, so that texts have the same ids there.
+Control tokens in users' texts are marked before a template is rendered; marked parts of its text are encoded as plain
+text. The marks are the private characters of transformers, so that texts have the same ids there.
 """
 
 import re

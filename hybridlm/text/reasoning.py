@@ -50,7 +50,7 @@ def split_thoughts(
     """Split a completion where its thoughts end.
 
     Args:
-        tokenizer: of the completion.
+        tokenizer: tokenizer of the completion.
         text: decoded, with the options below; it may end before the last tokens, at a stop string.
         token_ids: the completion, for markers that the text leaves out.
         markers: see `markers_of`.

@@ -54,8 +54,8 @@ def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequenc
     """Return the tokenizer of tiktoken.model, with its added tokens.
 
     Args:
-        directory: of the checkpoint.
-        settings: of tokenizer_config.json.
+        directory: directory of the checkpoint.
+        settings: settings of tokenizer_config.json.
         special: tokens that have no text when special tokens are skipped.
 
     Raises:
@@ -126,7 +126,7 @@ def cut(text: str, added: Sequence[str]) -> list[str]:
     """Cut a text between added tokens; long pieces are cut further.
 
     Args:
-        text: of any length.
+        text: text of any length.
         added: tokens that are found first.
     """
     if len(text) <= MAX_RUN:

@@ -54,7 +54,7 @@ class Tokenizer:
         """Wrap a tokenizer.
 
         Args:
-            backend: of the `tokenizers` library; its truncation and padding are switched off.
+            backend: backend of the `tokenizers` library; its truncation and padding are switched off.
             special_tokens, chat_templates: see the attributes.
             of_tiktoken: it was made of Kimi's tiktoken.model: long texts are cut as there, and the keys of tools are
                 sorted before a chat template sees them.
@@ -135,7 +135,7 @@ class Tokenizer:
         """Return the token ids of a text; special tokens in the text become their ids.
 
         Args:
-            text: of any length; never truncated.
+            text: text of any length; never truncated.
             add_special_tokens: add the tokens that tokenizer.json puts around every text (for example BOS). False for
                 the text of a chat template, which has them already.
 

@@ -122,7 +122,7 @@ def finish(name: str, backend: Tokenizer, special: list[str]) -> None:
     """Add the last tokens of a class.
 
     Args:
-        name: of the class.
+        name: name of the class.
         backend: has the added tokens of the files.
         special: all special tokens.
     """

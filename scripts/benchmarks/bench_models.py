@@ -1,4 +1,4 @@
-"""Models of the benchmarks by their config.json: two of the shape of Qwen3.5, and one for each other mixer."""
+"""Configurations of the benchmark models: two Qwen3.5 shapes, and one for each other mixer."""
 
 from typing import Any
 

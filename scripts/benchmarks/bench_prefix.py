@@ -1,12 +1,13 @@
-"""Benchmark of the prefix cache: prompts with a common prefix, with the cache and without it, in turns in one run.
+"""Benchmark the prefix cache: prompts with a common prefix, with and without the cache.
 
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/131M
     python scripts/benchmarks/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
 
-Every round has new prompts that share their first tokens, so the first prompt of a round finds nothing cached. Further
-rounds have prompts that share nothing, and measure the overhead of the cache. Both sides sample the same tokens, unless
-steps of other shapes round a near tie of two logits the other way. The script counts these completions, and reports the
-largest difference of the two logits. The exit status is 1 if that is more than 0.1.
+Both sides take turns in one run. Every round has new prompts that share their first tokens, so the cache has no entry
+for the first prompt of a round. Further rounds have prompts without a common prefix, and measure the overhead of the
+cache. Both sides sample the same tokens, unless steps of other shapes round a near tie of two logits the other way. The
+script counts these completions, and reports the largest difference of the two logits. The exit status is 1 if this
+difference is more than 0.1.
 """
 
 import argparse
@@ -22,17 +23,19 @@ import hybridlm
 
 def timed(lm: hybridlm.LM, prompts: list[list[int]], tokens: int) -> tuple[float, int, list[list[int]]]:
     """Return seconds, prompt tokens that were prefilled, and the sampled tokens."""
-    before, start = lm.stats["prompt_tokens"], time.perf_counter()
-    sampled = [one.token_ids for one in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)]
-    return time.perf_counter() - start, lm.stats["prompt_tokens"] - before, sampled
+    counted, start = lm.stats["prompt_tokens"], time.perf_counter()
+    sampled = [
+        completion.token_ids for completion in lm.generate(prompts, max_tokens=tokens, ignore_eos=True, progress=False)
+    ]
+    return time.perf_counter() - start, lm.stats["prompt_tokens"] - counted, sampled
 
 
-def margin(lm: hybridlm.LM, prompt: list[int], one: list[int], other: list[int]) -> float:
-    """Return the difference of the two best logits where two completions diverge; 0 if they do not."""
-    same = next((i for i, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
-    if same is None:
+def margin(lm: hybridlm.LM, prompt: list[int], cached: list[int], cold: list[int]) -> float:
+    """Return the difference of the two best logits at the first different token, or 0."""
+    prefix = next((i for i, pair in enumerate(zip(cached, cold, strict=True)) if pair[0] != pair[1]), None)
+    if prefix is None:
         return 0.0
-    best = np.sort(np.asarray(lm.forward(prompt + one[:same]).logits[-1]))[-2:]
+    best = np.sort(np.asarray(lm.forward(prompt + cached[:prefix]).logits[-1]))[-2:]
     return float(best[1] - best[0])
 
 
@@ -54,11 +57,11 @@ def main() -> int:
 
     def prompts(common: int) -> list[list[int]]:
         size = cold.config.vocab_size
-        begins, own = rng.integers(3, size, common).tolist(), options.common + options.own - common
-        return [begins + rng.integers(3, size, own).tolist() for _ in range(options.prompts)]
+        begins, size_alone = rng.integers(3, size, common).tolist(), options.common + options.own - common
+        return [begins + rng.integers(3, size, size_alone).tolist() for _ in range(options.prompts)]
 
     for lm in (cold, warm):  # compiles
-        timed(lm, [one[: 2 * 128 + 60] for one in prompts(128 + 30)] * 2, 2)
+        timed(lm, [prompt[: 2 * 128 + 60] for prompt in prompts(128 + 30)] * 2, 2)
     print("| prompts | seconds without | with | tokens read without | with | faster by |")
     print("|---|---|---|---|---|---|")
     margins: list[float] = []
@@ -66,20 +69,21 @@ def main() -> int:
         seconds: list[tuple[float, float]] = []
         read = (0, 0)
         for _ in range(options.rounds):
-            asked = prompts(common)
-            (a, read_a, tokens_a), (b, read_b, tokens_b) = (timed(lm, asked, options.tokens) for lm in (cold, warm))
+            texts = prompts(common)
+            (a, read_a, tokens_a), (b, read_b, tokens_b) = (timed(lm, texts, options.tokens) for lm in (cold, warm))
             seconds.append((a, b))
             read = read_a, read_b
-            margins += [margin(cold, *each) for each in zip(asked, tokens_a, tokens_b, strict=True)]
+            margins += [margin(cold, *each) for each in zip(texts, tokens_a, tokens_b, strict=True)]
         without, with_cache = (statistics.median(side) for side in zip(*seconds, strict=True))
         ratios = [a / b for a, b in seconds]
         print(
             f"| {options.prompts} x {options.common + options.own}, {name} | {without:.2f} | {with_cache:.2f} | "
             f"{read[0]:,} | {read[1]:,} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
         )
-    held = {name: count for name, count in warm.stats.items() if name.startswith("prefix")}
+    counters = {name: count for name, count in warm.stats.items() if name.startswith("prefix")}
     print(
-        f"\n{sum(one > 0 for one in margins)} of {len(margins)} completions part, at {max(margins):.2g} at most\n{held}"
+        f"\n{sum(value > 0 for value in margins)} of {len(margins)} completions part, "
+        f"at {max(margins):.2g} at most\n{counters}"
     )
     return int(max(margins) > 0.1)
 

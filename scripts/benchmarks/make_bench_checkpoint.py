@@ -1,11 +1,11 @@
-"""Write a checkpoint for benchmarks: a model of bench_models.py with random weights, as Hugging Face writes one.
+"""Write a benchmark model with random weights, in the format of Hugging Face.
 
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
 
-The weights are bfloat16 and scaled like those of a trained model, so that activations, gates and decays have ordinary
-sizes and logits differ. Each tensor depends on the seed and its name alone: a seed always gives the same bytes. The
-tokenizer is the embedded model's, whose ids are the first of the vocabulary; llama.cpp's converter takes it where its
-`get_vocab_base_pre` returns "gpt-2" for a tokenizer that it does not know.
+bench_models.py has the configurations. The weights are bfloat16 and scaled as in a trained model, so that activations,
+gates and decays have ordinary sizes and logits differ. Each tensor depends on the seed and its name alone: a seed
+always gives the same bytes. The tokenizer is the embedded model's; its ids are the first ids of the vocabulary.
+llama.cpp's converter accepts the tokenizer if its `get_vocab_base_pre` returns "gpt-2" for an unknown tokenizer.
 """
 
 import argparse
@@ -30,8 +30,8 @@ OUTPUTS = ("out_proj", "o_proj", "down_proj", "w2")
 def values(name: str, shape: tuple[int, ...], config: models.DecoderConfig, rng: np.random.Generator) -> np.ndarray:
     """Return one tensor in float32.
 
-    A matrix preserves the magnitude of its input; those that write to the residual stream are scaled down by the number
-    of writes. Norm weights are stored minus the family's offset, except the one behind the recurrence.
+    A matrix preserves the magnitude of its input; matrices that write to the residual stream are scaled down by the
+    number of writes. Norm weights are stored minus the family's offset, except the norm after the recurrence.
     """
     last = name.removesuffix(".weight").rpartition(".")[2]
     if last == "A_log":
@@ -65,12 +65,12 @@ def tensors(config: dict[str, Any], seed: int, head: bool = False) -> dict[str, 
 def write(directory: Path, config: dict[str, Any], seed: int, head: bool = False) -> int:
     """Write the files; return the number of parameters."""
     directory.mkdir(parents=True, exist_ok=True)
-    made = tensors(config, seed, head)
-    save_file(made, directory / "model.safetensors", {"format": "pt"})
+    arrays = tensors(config, seed, head)
+    save_file(arrays, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(demo.path() / name, directory / name)
-    return sum(tensor.size for tensor in made.values())
+    return sum(tensor.size for tensor in arrays.values())
 
 
 def main() -> None:

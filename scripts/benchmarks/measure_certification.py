@@ -1,9 +1,10 @@
-"""Time of proof, rewrites and audit relative to XLA's compilation, on Qwen3.5-shaped models: a table on stdout.
+"""Measure the time of proof, rewrites and audit relative to XLA's compilation.
 
     python scripts/benchmarks/measure_certification.py [--model 131M] [--lanes 8] [--repeats 3]
 
-Nothing is cached between repeats, and no weight exists: a step is compiled for arguments that are types alone. Each
-line is the median over the repeats. `certify` is proof, rewrites and audit together, as a share of XLA's compile time.
+Prints a table for Qwen3.5-shaped models. Nothing is cached between repeats. A step is compiled for abstract arguments,
+so no weights are needed. Each line is the median over the repeats. `certify` is proof, rewrites and audit together, as
+a share of XLA's compile time.
 """
 
 import argparse
@@ -34,7 +35,7 @@ CONFIGS = BENCH_MODELS | {
 def step_of(
     name: str, lanes: int, tokens: int
 ) -> tuple[Any, compiler.LaneContract, tuple[Any, ...], int, tuple[str, ...]]:
-    """Return a step, its contract, abstract arguments, number of parameters, and pools that it may copy."""
+    """Return a step, contract, abstract arguments, number of parameters, and pools with allowed copies."""
     family = models.family_of(CONFIGS[name])
     config = family.read_config(CONFIGS[name])
     model = family.abstract(config)

@@ -1,9 +1,9 @@
-"""Seconds of one core that tracing and proving a decoding step of many layers with page tables take.
+"""Measure the seconds to trace and prove a deep decoding step with page tables.
 
     python scripts/benchmarks/measure_page_proof.py [--layers 48] [--lanes 8] [--repeats 3]
 
-Every layer writes its keys and values to the page of each lane's position, reads all of the lane's pages, attends, and
-has an MLP. Nothing is compiled or run; no weight exists.
+The seconds are of one core. Every layer writes its keys and values to the page of each lane's position, reads all pages
+of the lane, attends, and has an MLP. Nothing is compiled or run, and no weights are needed.
 """
 
 import argparse
@@ -33,9 +33,9 @@ def layer(w: Any, cache: Any, table: jax.Array, page: jax.Array, positions: jax.
     new = {name: (h @ w[name]).reshape(lanes, GROUPS, SIZE) for name in ("k", "v")}
     cache = {name: cache[name].at[page, positions % PAGE].set(new[name], mode="drop") for name in new}
     k, v = (cache[name][table].reshape(lanes, WIDE * PAGE, GROUPS, SIZE) for name in ("k", "v"))
-    seen = jnp.arange(WIDE * PAGE)[None] <= positions[:, None]
-    scores = jnp.where(seen[:, None, None], jnp.einsum("nkgd,nckd->nkgc", q, k) * SIZE**-0.5, -jnp.inf)
-    y = jnp.einsum("nkgc,nckd->nkgd", jax.nn.softmax(scores, -1), jnp.where(seen[:, :, None, None], v, 0.0))
+    visible = jnp.arange(WIDE * PAGE)[None] <= positions[:, None]
+    scores = jnp.where(visible[:, None, None], jnp.einsum("nkgd,nckd->nkgc", q, k) * SIZE**-0.5, -jnp.inf)
+    y = jnp.einsum("nkgc,nckd->nkgd", jax.nn.softmax(scores, -1), jnp.where(visible[:, :, None, None], v, 0.0))
     x = x + y.reshape(lanes, -1) @ w["o"]
     h = norm(x, w["mlp"])
     return x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"], cache

@@ -1,13 +1,13 @@
-"""Measure files of scores: CPU seconds of most likely ids beside plain scores, and of rows that begin alike.
+"""Measure CPU seconds of score files: with most likely ids, and with common beginnings.
 
     python scripts/benchmarks/measure_scoring.py top --model DIR [--rows 200] [--length 128] [--top 64] [--rounds 3]
     python scripts/benchmarks/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200]
         [--answer 20]
 
-Both go from Parquet to Parquet, after a run that compiles. `top` scores one file plainly and with `--top` ids of each
-position, in turns. `shared` scores rows of some prompts with answers of their own, in no order, beside a file of as
-many tokens as these rows have if each common beginning counts once, in texts that have nothing in common. CPU seconds
-are of all threads of this process, so that other work on the machine counts little.
+Both read and write Parquet, after a run that compiles. `top` scores one file plainly and with `--top` ids of each
+position, in turns. `shared` compares two files. The first has rows of some prompts with different answers, in random
+order. The second has texts without common beginnings, with as many tokens as the first file if each common beginning
+counts once. CPU seconds are of all threads of this process, so that other work on the machine counts little.
 """
 
 import argparse
@@ -31,11 +31,11 @@ def write(path: Path, texts: list[list[int]]) -> Path:
     return path
 
 
-def seconds(lm: hybridlm.LM, source: Path, **asked: Any) -> tuple[float, ScoreFileReport]:
+def seconds(lm: hybridlm.LM, source: Path, **settings: Any) -> tuple[float, ScoreFileReport]:
     """Return the CPU seconds of a run, and its report."""
     output = source.with_name("out.parquet")
     began = time.process_time()
-    report = lm.score_file(source, output, restart=True, **asked)
+    report = lm.score_file(source, output, restart=True, **settings)
     return time.process_time() - began, report
 
 
@@ -43,12 +43,12 @@ def measure_top(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict
     """Return medians of both kinds of scores and their ratio."""
     rng = np.random.default_rng(0)
     texts = [rng.integers(5, lm.config.vocab_size, args.length).tolist() for _ in range(args.rows)]
-    source, few = write(folder / "texts.parquet", texts), write(folder / "few.parquet", texts[: 2 * lm.engine.lanes])
-    asked: list[dict[str, Any]] = [{}, {"top": args.top}]
-    for one in asked:
-        seconds(lm, few, **one)
-    taken = [[seconds(lm, source, **one)[0] for one in asked] for _ in range(args.rounds)]
-    plain, top = np.median(np.array(taken), axis=0)
+    source, sample = write(folder / "texts.parquet", texts), write(folder / "few.parquet", texts[: 2 * lm.engine.lanes])
+    settings: list[dict[str, Any]] = [{}, {"top": args.top}]
+    for choice in settings:
+        seconds(lm, sample, **choice)
+    durations = [[seconds(lm, source, **choice)[0] for choice in settings] for _ in range(args.rounds)]
+    plain, top = np.median(np.array(durations), axis=0)
     return {"plain": round(plain, 2), f"top {args.top}": round(top, 2), "ratio": round(top / plain, 3)}
 
 
@@ -61,27 +61,27 @@ def measure_shared(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> d
     rows = [rows[i] for i in rng.permutation(args.rows)]
     distinct = args.prompts * args.prompt + args.rows * args.answer
     length = args.prompt + args.answer
-    others = [rng.integers(5, vocab, length).tolist() for _ in range(distinct // length)]
-    shared, alone = write(folder / "shared.parquet", rows), write(folder / "alone.parquet", others)
-    few = write(folder / "few.parquet", [*rows[: 4 * args.prompts], *others[: 2 * lm.engine.lanes]])
-    seconds(lm, few)
-    taken, counted = list[list[float]](), [lm.stats["scored_tokens"]]
+    texts = [rng.integers(5, vocab, length).tolist() for _ in range(distinct // length)]
+    shared_file, distinct_file = write(folder / "shared.parquet", rows), write(folder / "alone.parquet", texts)
+    sample = write(folder / "few.parquet", [*rows[: 4 * args.prompts], *texts[: 2 * lm.engine.lanes]])
+    seconds(lm, sample)
+    durations, counts = list[list[float]](), [lm.stats["scored_tokens"]]
     for _ in range(args.rounds):
-        taken.append([])
-        for one in (shared, alone):
-            taken[-1].append(seconds(lm, one)[0])
-            counted.append(lm.stats["scored_tokens"])
-    ours, theirs = np.median(np.array(taken), axis=0)
-    computed = np.diff(counted)[:2].tolist()
+        durations.append([])
+        for file in (shared_file, distinct_file):
+            durations[-1].append(seconds(lm, file)[0])
+            counts.append(lm.stats["scored_tokens"])
+    shared_seconds, distinct_seconds = np.median(np.array(durations), axis=0)
+    computed = np.diff(counts)[:2].tolist()
     return {
         "rows": args.rows,
         "tokens": sum(map(len, rows)),
         "distinct tokens": distinct,
         "computed": computed,
         "ratio of tokens": round(computed[0] / computed[1], 3),
-        "CPU seconds": round(ours, 2),
-        "CPU seconds of distinct tokens": round(theirs, 2),
-        "ratio of seconds": round(ours / theirs, 3),
+        "CPU seconds": round(shared_seconds, 2),
+        "CPU seconds of distinct tokens": round(distinct_seconds, 2),
+        "ratio of seconds": round(shared_seconds / distinct_seconds, 3),
     }
 
 

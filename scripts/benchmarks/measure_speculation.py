@@ -1,17 +1,18 @@
-"""Throughput with and without speculative decoding, in turns on the same prompts: a table on stdout.
+"""Measure the throughput with and without speculative decoding on the same prompts.
 
     python scripts/benchmarks/measure_speculation.py --model DIR [--lanes 1 4 16] [--tokens 96] [--draft-tokens 4]
         [--rounds 5]
     python scripts/benchmarks/measure_speculation.py --model DIR --speculate mtp
 
-The sampled token depends on the position, not on the model: "repeating" cycles through 16 tokens, "new" never repeats a
-pair of tokens, and "misled" is the same with a drafter that always proposes and is always wrong. The table has the
-median over the rounds, and the median, least and most of the ratios within a round. All sides are warmed up first.
+All sides take turns, and the script prints a table. The sampled token depends on the position, not on the model:
+"repeating" cycles through 16 tokens, "new" never repeats a pair of tokens, and "misled" is the same with a drafter that
+always proposes wrong tokens. The table has the median over the rounds, and the median, minimum and maximum of the
+ratios within a round. All sides are warmed up first.
 
-With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts. It is compared with two others in the
-same rounds: the model with its head, which then also reads every token, but no drafts; and the model without its head.
-The head samples its drafts as the model samples tokens, so that those of "repeating" and "new" are always right; in
-"own" the model alone decides what is sampled.
+With `--speculate mtp` the multi-token-prediction head of the checkpoint drafts. It is compared with two other sides in
+the same rounds: the model with its head but without drafts, where the head also reads every token; and the model
+without its head. The head samples its drafts as the model samples tokens, so that the drafts of "repeating" and "new"
+are always right; in "own" only the model determines the sampled token.
 """
 
 import argparse
@@ -28,7 +29,7 @@ import hybridlm
 
 
 class Misled:
-    """A drafter that proposes as many tokens as allowed, none of them likely."""
+    """A drafter that proposes the largest number of tokens, all unlikely."""
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         return [1 + len(token_ids) % 7] * k
@@ -48,7 +49,7 @@ def seconds(lm: hybridlm.LM, prompts: list[list[int]], settings: dict[str, Any],
     """Return the seconds of the prompts' completions, and their number of tokens."""
     begin = time.perf_counter()
     completions = lm.generate(prompts, speculate=speculate, ignore_eos=True, progress=False, **settings)
-    return time.perf_counter() - begin, sum(len(one.token_ids) for one in completions)
+    return time.perf_counter() - begin, sum(len(completion.token_ids) for completion in completions)
 
 
 Side = tuple[hybridlm.LM, Any]
@@ -56,7 +57,7 @@ Side = tuple[hybridlm.LM, Any]
 
 
 def measure(sides: dict[str, Side], name: str, lanes: int, tokens: int, rounds: int) -> None:
-    """Print a row: the last side, which drafts, is compared with each of the others."""
+    """Print a row: compare the last side, with drafts, with each other side."""
     *plain, drafting = sides
     lm = sides[drafting][0]
     rng = np.random.default_rng(lanes)
@@ -65,22 +66,22 @@ def measure(sides: dict[str, Side], name: str, lanes: int, tokens: int, rounds: 
     settings = {"max_tokens": tokens, "logits_processor": processor}
     for model, speculate in sides.values():
         seconds(model, prompts, settings, speculate)
-    before = lm.stats
+    start = lm.stats
     speeds: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds):
         order = [*sides] if turn % 2 == 0 else [*reversed(sides)]
         for side in order:
-            took, count = seconds(sides[side][0], prompts, settings, sides[side][1])
-            speeds[side].append(count / took)
-    done = {key: lm.stats[key] - before[key] for key in before}
-    share = done["accepted_tokens"] / done["drafted_tokens"] if done["drafted_tokens"] else 0.0
+            duration, count = seconds(sides[side][0], prompts, settings, sides[side][1])
+            speeds[side].append(count / duration)
+    counts = {key: lm.stats[key] - start[key] for key in start}
+    share = counts["accepted_tokens"] / counts["drafted_tokens"] if counts["drafted_tokens"] else 0.0
     ratios = [[a / b for a, b in zip(speeds[drafting], speeds[side], strict=True)] for side in plain]
     cells = [
         *(f"{statistics.median(speeds[side]):.1f}" for side in sides),
         *(f"{statistics.median(each):.2f} ({min(each):.2f}-{max(each):.2f})" for each in ratios),
-        str(done["drafted_tokens"]),
+        str(counts["drafted_tokens"]),
         f"{share:.0%}",
-        str(done["verify_steps"]),
+        str(counts["verify_steps"]),
     ]
     print(f"| {name} | {lanes} | {' | '.join(cells)} |", flush=True)
 

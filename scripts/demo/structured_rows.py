@@ -1,9 +1,10 @@
-"""Classify rows with the embedded model under grammars, and check that every answer has its form.
+"""Classify rows with the embedded model under grammars, and check the form of every answer.
 
     python scripts/demo/structured_rows.py 100000
 
 Every row is a short text with one of four forms (a choice, a regular expression, two JSON schemas), greedy or sampled,
-with drafts. Answers are checked with `json` and `re`. Exit status 1 if one has another form or did not end.
+with drafts. Answers are checked with `json` and `re`. The exit status is 1 if an answer has another form or did not
+end.
 """
 
 import argparse
@@ -40,10 +41,10 @@ def has_form(text: str, form: int) -> bool:
         return text in LABELS
     if form == 1:
         return re.fullmatch(FORMS[1]["regex"], text) is not None
-    found = json.loads(text)
+    value = json.loads(text)
     if form == 2:
-        return list(found) == ["label", "confidence"] and found["label"] in LABELS and 0 <= found["confidence"] <= 100
-    return 1 <= len(found) <= 3 and all(one in ("a", "b", 3, None) for one in found)
+        return list(value) == ["label", "confidence"] and value["label"] in LABELS and 0 <= value["confidence"] <= 100
+    return 1 <= len(value) <= 3 and all(item in ("a", "b", 3, None) for item in value)
 
 
 def answers(lm: hybridlm.LM, rows: int) -> Iterator[tuple[int, hybridlm.Completion]]:
@@ -67,10 +68,10 @@ def main() -> int:
     parser.add_argument("rows", type=int)
     parser.add_argument("--lanes", type=int, default=64)
     parser.add_argument("--speculate", choices=["ngram"])
-    given = parser.parse_args()
-    lm = hybridlm.load(demo.path(), lanes=given.lanes, context=128, chunk=64, speculate=given.speculate)
-    done = wrong = tokens = 0
-    for form, completion in answers(lm, given.rows):
+    options = parser.parse_args()
+    lm = hybridlm.load(demo.path(), lanes=options.lanes, context=128, chunk=64, speculate=options.speculate)
+    count = wrong = tokens = 0
+    for form, completion in answers(lm, options.rows):
         text = completion.text or ""
         good = completion.finish_reason == "stop"
         try:
@@ -79,11 +80,11 @@ def main() -> int:
             good = False
         if not good:
             print(f"form {form}, finish reason {completion.finish_reason}: {text!r}", flush=True)
-        done, wrong, tokens = done + 1, wrong + (not good), tokens + len(completion.token_ids)
-        if done % 10_000 == 0:
-            print(f"{done:,} rows, {tokens:,} tokens, {wrong} without their form", flush=True)
-    print(f"{done:,} rows, {tokens:,} tokens, {wrong} without their form")
-    return int(wrong > 0 or done != given.rows)
+        count, wrong, tokens = count + 1, wrong + (not good), tokens + len(completion.token_ids)
+        if count % 10_000 == 0:
+            print(f"{count:,} rows, {tokens:,} tokens, {wrong} without their form", flush=True)
+    print(f"{count:,} rows, {tokens:,} tokens, {wrong} without their form")
+    return int(wrong > 0 or count != options.rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Train the embedded model on generated stories, on the CPU, with the package's own model code.
+"""Train the embedded model on generated stories, on the CPU, with the package's model code.
 
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/demo/train_demo.py --output hybridlm/demo/model
@@ -42,17 +42,17 @@ class Stage(NamedTuple):
     Attributes:
         steps: updates.
         rate: highest learning rate.
-        asked: questions in a row, each with its reply; the rest of the row are replies without question.
+        questions: questions in a row, each with its reply; the rest of the row are replies without question.
         growing: begin with stories of few holders.
     """
 
     steps: int
     rate: float
-    asked: int
+    questions: int
     growing: bool
 
 
-STAGES = (Stage(1800, 3e-3, asked=1, growing=True), Stage(1000, 1.5e-3, asked=HOLDERS, growing=False))
+STAGES = (Stage(1800, 3e-3, questions=1, growing=True), Stage(1000, 1.5e-3, questions=HOLDERS, growing=False))
 """Replies without questions teach the most names in the fewest tokens; then replies to questions, as in use."""
 
 Params = dict[Any, jax.Array]
@@ -90,31 +90,33 @@ def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 class TrainingRows:
-    """Training rows: tokens [rows, ROW + 1], loss weights of the same shape, and lengths [rows]."""
+    """Training rows: tokens and loss weights [rows, ROW + 1], and lengths [rows]."""
 
     def __init__(self, tokenizer: Tokenizer, rows: int):
         self._tokenizer = tokenizer
         self._end = tokenizer.token_to_id(END)
         self.count = rows
 
-    def batch(self, first_seed: int, asked: int, holders: int = HOLDERS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def batch(
+        self, first_seed: int, questions: int, holders: int = HOLDERS
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the rows of the stories with seeds `first_seed`, `first_seed + 1`, ..."""
         tokens = np.zeros((self.count, ROW + 1), np.int32)
         weights = np.zeros((self.count, ROW + 1), np.float32)
         lengths = np.zeros(self.count, np.int32)
         for i in range(self.count):
-            ids, importance = self._row(first_seed + i, asked, holders)
+            ids, importance = self._row(first_seed + i, questions, holders)
             tokens[i, : len(ids)], weights[i, : len(ids)], lengths[i] = ids, importance, len(ids)
         return tokens, weights, lengths
 
-    def _row(self, seed: int, asked: int, holders: int) -> tuple[list[int], list[float]]:
+    def _row(self, seed: int, questions: int, holders: int) -> tuple[list[int], list[float]]:
         story = demo.story(seed, holders)
         pairs = list(story.holders)
         random.Random(seed).shuffle(pairs)
         ids = self._tokenizer.encode(story.text).ids
         weights = [STORY_WEIGHT] * len(ids)
         for number, (thing, name) in enumerate(pairs):
-            question = self._tokenizer.encode(" " + question_about(thing)).ids if number < asked else []
+            question = self._tokenizer.encode(" " + question_about(thing)).ids if number < questions else []
             reply = [*self._tokenizer.encode(reply_to(question_about(thing), name)).ids, self._end]
             if len(ids) + len(question) + len(reply) > ROW + 1:
                 break
@@ -136,7 +138,7 @@ def run(model: Any, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 def weighted_loss(
     model: Any, tokens: jax.Array, weights: jax.Array, lengths: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Return the next-token loss, the number of names that were predicted right, and the number of names."""
+    """Return the next-token loss, the number of correct names, and the number of names."""
     logits = run(model, tokens[:, :-1], lengths)
     target, weight = tokens[:, 1:], weights[:, 1:]
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), target[:, :, None], axis=-1)[:, :, 0]
@@ -146,13 +148,16 @@ def weighted_loss(
 
 
 def holders_at(step: int, stage: Stage) -> int:
-    """Return the holders of a step's stories: 2, 3, 4, 5 in the first eighth of a growing stage, then the full size."""
+    """Return the number of holders in the stories of a step.
+
+    It is 2, 3, 4, 5 in the first eighth of a growing stage, then the full size.
+    """
     part = max(1, stage.steps // 32)
     return 2 + step // part if stage.growing and step < 4 * part else HOLDERS
 
 
 def save(directory: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
-    """Write config.json and model.safetensors, each whole or not at all."""
+    """Write config.json and model.safetensors, each completely or not at all."""
     with replacing(directory / "model.safetensors") as file:
         file.buffer.write(serialize(tensors, metadata={"format": "pt"}))
     with replacing(directory / "config.json") as file:
@@ -163,9 +168,9 @@ class Training:
     """A model in training.
 
     Args:
-        tokenizer: of the stories.
+        tokenizer: tokenizer of the stories.
         rows: stories per step.
-        seed: of the initial values and of the stories.
+        seed: seed of the initial values and of the stories.
         silent: fraction of the steps without attention.
     """
 
@@ -207,14 +212,14 @@ class Training:
         rng, rows, begin = random.Random(self._seed), self._rows.count, time.time()
         for step in range(stage.steps):
             attention = jnp.float32(rng.random() >= self._silent)
-            batch = self._rows.batch(first_seed + step * rows, stage.asked, holders_at(step, stage))
-            params, moments, value, (right, asked) = update(params, moments, attention, *batch)
+            batch = self._rows.batch(first_seed + step * rows, stage.questions, holders_at(step, stage))
+            params, moments, value, (right, questions) = update(params, moments, attention, *batch)
             if step % 50 == 0 or step == stage.steps - 1:
-                unseen = self._rows.batch(demo.UNSEEN.stop - rows * (1 + step % 100), stage.asked)
+                unseen = self._rows.batch(demo.UNSEEN.stop - rows * (1 + step % 100), stage.questions)
                 recall = [float(np.divide(*self._check(params, jnp.float32(on), *unseen)[1])) for on in (1.0, 0.0)]
                 print(
                     f"step {step:5d}  {time.time() - begin:6.0f} s  loss {float(value):.3f}  "
-                    f"names {right / asked:6.1%}  unseen {recall[0]:6.1%}  without attention {recall[1]:6.1%}",
+                    f"names {right / questions:6.1%}  unseen {recall[0]:6.1%}  without attention {recall[1]:6.1%}",
                     flush=True,
                 )
         self.params = params
@@ -231,10 +236,10 @@ class Training:
         self.params = {path: jnp.asarray(saved[name].astype(np.float32)) for path, name in self._names.items()}
 
     def recall(self, stories: int) -> float:
-        """Return the fraction of names that are predicted right, given the right words before, on unseen stories."""
+        """Return the fraction of correct names on unseen stories, after the correct words."""
         counts = np.zeros(2)
         for first in range(0, stories, self._rows.count):
-            batch = self._rows.batch(demo.UNSEEN.start + first, asked=HOLDERS)
+            batch = self._rows.batch(demo.UNSEEN.start + first, questions=HOLDERS)
             counts += [int(count) for count in self._check(self.params, jnp.float32(1.0), *batch)[1]]
         return float(counts[0] / counts[1])
 
@@ -267,7 +272,7 @@ def main() -> None:
 
 
 def initial(name: str, value: jax.Array) -> jax.Array:
-    """Return initial values: the model's own, with smaller outputs and decays over 1,000 to 16 tokens."""
+    """Return the model's initial values, with smaller outputs and decays over 1,000 to 16 tokens."""
     if name.endswith("A_log"):
         return jnp.zeros_like(value)
     if name.endswith("dt_bias"):

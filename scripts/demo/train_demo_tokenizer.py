@@ -1,4 +1,4 @@
-"""Train the tokenizer of the embedded model on generated stories (byte-level BPE, any text can be encoded).
+"""Train the byte-level BPE tokenizer of the embedded model on generated stories.
 
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
 

@@ -34,8 +34,8 @@ class PackedLayout(NamedTuple):
         form: in the files.
         groups: scales of a row in memory, a multiple of the scales in the files.
         shards: role of an array ("codes", "scale", "whole", "zero") -> its layout over the devices.
-        dtype: that its numbers are rounded to in products.
-        products: how products are computed.
+        dtype: dtype of the rounded numbers in products.
+        products: method of products.
     """
 
     form: PackedForm
@@ -87,8 +87,10 @@ class PackedLayout(NamedTuple):
         return sum(shards.local_bytes(kinds[role]) for role, shards in self.shards.items())
 
     def _weight(self, arrays: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> QuantisedWeight:
-        codes, scale, whole, zero = (arrays.get(role) for role in ("codes", "scale", "whole", "zero"))
-        return QuantisedWeight(codes, scale, whole, zero, self.form.kind, self.dtype, self.products == "in blocks")
+        codes, scale, matrix_scale, zero = (arrays.get(role) for role in ("codes", "scale", "whole", "zero"))
+        return QuantisedWeight(
+            codes, scale, matrix_scale, zero, self.form.kind, self.dtype, self.products == "in blocks"
+        )
 
 
 def packed_layout(
@@ -119,7 +121,7 @@ def packed_layout(
     steps = {"codes": in_a_byte, "scale": group}
     steps |= {} if form.zero is None else {"zero": group}
     shards = {role: _narrowed(plain, rows, across, step) for role, step in steps.items()}
-    if form.whole:
+    if form.has_matrix_scale:
         sharding = plain.sharding and NamedSharding(plain.sharding.mesh, PartitionSpec(*plain.sharding.spec[:last]))
         shards["whole"] = Shards((*plain.shape[:-1], 1), rows, sharding)
     return PackedLayout(form, groups, shards, dtype, products)

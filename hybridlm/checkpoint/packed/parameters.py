@@ -106,7 +106,7 @@ def load_packed(
 
 
 def _roles(packed: PackedArrays) -> dict[str, np.ndarray]:
-    arrays = {"codes": packed.codes, "scale": packed.scale, "whole": packed.whole, "zero": packed.zero}
+    arrays = {"codes": packed.codes, "scale": packed.scale, "whole": packed.matrix_scale, "zero": packed.zero}
     return {role: array for role, array in arrays.items() if array is not None}
 
 

@@ -41,8 +41,8 @@ class Tile(NamedTuple):
     Attributes:
         file: path below the checkpoint's directory.
         start: index of its first element in the parameter.
-        shape: its sizes.
-        checksum: of its bytes.
+        shape: sizes of the dimensions.
+        checksum: checksum of the bytes.
     """
 
     file: str
@@ -56,9 +56,9 @@ class SavedParameter:
     """A parameter of a saved model.
 
     Attributes:
-        dtype: of its elements.
-        shape: of the whole parameter.
-        tiles: cover it.
+        dtype: dtype of the elements.
+        shape: shape of the whole parameter.
+        tiles: tiles that cover the parameter.
     """
 
     dtype: np.dtype
@@ -76,7 +76,7 @@ class PackedParameter:
     """A quantised parameter of a saved model.
 
     Attributes:
-        kind: of its codes.
+        kind: kind of the codes.
         inputs: entries of a row.
         parts: role -> name of the saved array.
     """
@@ -94,8 +94,8 @@ class SavedDirectory:
         path: the directory.
         config: config.json.
         family: name of the model family.
-        dtype: of the matrices.
-        fingerprint: of the original checkpoint.
+        dtype: dtype of the matrices.
+        fingerprint: fingerprint of the original checkpoint.
         parameters: arrays by dotted name; a quantised parameter has several.
         packed: quantised parameters by dotted name.
     """

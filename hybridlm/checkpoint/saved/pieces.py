@@ -23,7 +23,7 @@ def unpacked(
 
     Args:
         params: by name.
-        sharded_dims: of whole parameters, also along axes of one device.
+        sharded_dims: sharded dimensions of whole parameters, also along axes of one device.
 
     Raises:
         ValueError: a parameter of another form.
@@ -68,7 +68,7 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
 
     Args:
         array: the parameter in the model.
-        sharded_dims: of the whole parameter, also along axes of one device.
+        sharded_dims: sharded dimensions of the whole parameter, also along axes of one device.
     """
     mesh = array.sharding.mesh if isinstance(array.sharding, NamedSharding) else None
     devices = [1 if mesh is None else mesh.shape[sharded.axis] for sharded in sharded_dims]
@@ -92,7 +92,7 @@ def _piece(
 
     Args:
         array: the parameter.
-        shape: of the whole parameter.
+        shape: shape of the whole parameter.
         piece: sharded dimension, number of the segment, and devices along the axis.
     """
     if all(len(sharded.segments) == 1 and sharded.segments[0].units % count == 0 for sharded, _, count in piece):

@@ -37,7 +37,7 @@ def read_saved(
         kind: dtype in memory.
         shards: layout over devices.
         adapters: for the parameter.
-        layout: of a packed parameter; None for a plain one.
+        layout: layout of a packed parameter; None for a plain one.
 
     Returns:
         The parameter, its stored dtype or kind of codes if they were converted, and no sentences.

@@ -40,7 +40,7 @@ class SavedPiece(NamedTuple):
 
     Attributes:
         start: index of its first element in the parameter.
-        array: its elements.
+        array: elements of the tile.
     """
 
     start: tuple[int, ...]
@@ -52,9 +52,9 @@ class ModelDescription(NamedTuple):
 
     Attributes:
         hybridlm: version of the package.
-        family: of the model.
-        dtype: of the matrices.
-        fingerprint: of the original checkpoint.
+        family: family of the model.
+        dtype: dtype of the matrices.
+        fingerprint: fingerprint of the original checkpoint.
     """
 
     hybridlm: str

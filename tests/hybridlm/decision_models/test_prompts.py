@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def text_of(prompts: Prompts, request: Any) -> list[str]:
     return [
-        prompts.given.decode(one.token_ids, skip_special_tokens=False).replace("\n", "|")
+        prompts.checkpoint_tokenizer.decode(one.token_ids, skip_special_tokens=False).replace("\n", "|")
         for one in prompts.read(request)
     ]
 

@@ -30,7 +30,7 @@ def numbers(tensor: NamedTensor, raw: np.ndarray) -> np.ndarray:
     form = tensor.packed_form()
     assert form is not None
     found = tensor.packed(raw.reshape(-1), form, Path("t.gguf"))
-    parts = (found.codes, found.scale, found.whole, found.zero)
+    parts = (found.codes, found.scale, found.matrix_scale, found.zero)
     codes, scale, whole, zero = (None if one is None else jnp.asarray(one) for one in parts)
     return np.asarray(QuantisedWeight(codes, scale, whole, zero, form.kind, "float32").numbers())
 

@@ -185,7 +185,7 @@ def test_what_is_dropped_in_process_0_is_dropped_everywhere(pair: tuple[Broadcas
     follower.share(theirs)
     with leader.command("step", session=mine):
         pass
-    assert follower.receive().given["session"] is theirs and follower._things
+    assert follower.receive().arguments["session"] is theirs and follower._things
     del mine
     with leader.command("close"):
         pass

@@ -39,13 +39,13 @@ def through(*messages: Message, mine: Any = None, theirs: Any = None) -> list[Me
 def test_values_come_back_as_they_were(value: Any) -> None:
     sent = [Message("add", {"value": value}, 7), Message("end", {}, 8)]
     back = through(*sent)
-    assert back == sent and type(back[0].given["value"]) is type(value)
+    assert back == sent and type(back[0].arguments["value"]) is type(value)
 
 
 def test_objects_that_both_sides_have_are_sent_as_numbers() -> None:
     mine, theirs = Thing(), Thing()
     (back,) = through(Message("step", {"session": mine}, 0), mine=mine, theirs=theirs)
-    assert back.given["session"] is theirs
+    assert back.arguments["session"] is theirs
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,9 @@ def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "floa
     layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
     typed = layout.types()
-    arrays = [None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.whole, made.zero)]
+    arrays = [
+        None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.matrix_scale, made.zero)
+    ]
     codes, scale, whole, zero = arrays
     assert codes is not None and scale is not None
     weight = QuantisedWeight(codes, scale, whole, zero, form.kind, dtype)

@@ -84,7 +84,7 @@ def test_perplexity_of_several_texts() -> None:
             count += len(targets)
     assert count == 14
     windows = ((i, part) for i, text in enumerate(texts) for part in rolling_windows(text, PREFIX, 4))
-    assert corpus_perplexity(windows, fake_scores, most=3) == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert corpus_perplexity(windows, fake_scores, batch_size=3) == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
 @SIZES
@@ -144,4 +144,4 @@ def test_windows_that_cannot_be(settings: tuple[str, int, int | None, int | None
 
 def test_nothing_that_counts() -> None:
     with pytest.raises(ValueError, match="too short"):
-        corpus_perplexity([], fake_scores, most=4)
+        corpus_perplexity([], fake_scores, batch_size=4)

@@ -47,17 +47,17 @@ HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
 steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-[accelerators](../accelerators.md) says what the columns mean. On a mesh that splits experts are the families that have
-some. A mesh of two divides neither a vocabulary of 97 nor the three groups of a Mamba2 in `nemotron_latent`, which have
-96 and two there. Sizes of tiny checkpoints are so small that what a step moves beside its floor is mostly what it
-computes with: their tables show that steps are audited and what changes, not what a large model costs. Seconds are
-those of XLA, on a machine that was busy. Rows are made anew one by one: `git blame` says of which commit each is.
+[accelerators](../accelerators.md) explains the columns. Meshes that split experts have only the families with experts.
+A mesh of two divides neither a vocabulary of 97 nor the three groups of a Mamba2 in `nemotron_latent`; there the
+vocabulary has 96 tokens, and the Mamba2 two groups. In tiny checkpoints activations are most of the bytes above the
+floor: their tables show that steps are audited, and changes between commits, but not the cost of a large model. Seconds
+count XLA on a busy machine. Rows are replaced one by one: `git blame` shows the commit of each row.
 """
 PUBLISHED_HEAD = f"""## Published models
 
 One token of {MODEL_LANES} lanes at a context of {MODEL_CONTEXT}, and prompts ({PROMPTS}), in bfloat16: whether
 weights, the rows of these lanes and the scratch of the step fit each device, and the most lanes at this context and the
-longest context with these lanes that do. Scratch is taken to grow with lanes, also that of prompts, which does not.
+longest context with these lanes that fit. Scratch is assumed to grow with lanes, also for prompts, where it does not.
 """
 MODEL_COLUMNS = (
     "| model | target | step | verdict | fit | lanes | context | scratch, GB | kernels | x floor | compiled in, s |"
@@ -256,7 +256,7 @@ def _verdict(step: StepReport) -> str:
 
 
 def _fit(fit: Fit, step: StepReport) -> str:
-    need = f"{(fit.memory - fit.left) / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
+    need = f"{(fit.memory - fit.free) / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
     if step.failed is not None:
         return f"no, XLA: {step.failed[:100].replace('|', '/')}" if fit.fits else f"no, {need} without scratch"
     return f"yes, {need}" if fit.fits else f"no, {need}"

@@ -25,7 +25,7 @@ class Fit:
         rows: bytes of both pools.
         padding: bytes that the device's layouts add to weights and rows.
         scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
-        free: remaining memory; negative if the step does not fit.
+        left: remaining memory; negative if the step does not fit.
         lanes, context: as asked for.
         most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
         longest_context: longest context that fits with these lanes; 0 for none.
@@ -37,7 +37,7 @@ class Fit:
     rows: int
     padding: int
     scratch: int | None
-    free: int
+    left: int
     lanes: int
     context: int
     most_lanes: int
@@ -47,7 +47,7 @@ class Fit:
     @property
     def fits(self) -> bool:
         """Whether weights, rows and scratch fit into the memory."""
-        return self.free >= 0
+        return self.left >= 0
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -55,13 +55,13 @@ class Fit:
         scratch = "unknown scratch" if self.scratch is None else f"scratch {format_bytes(self.scratch)}"
         padding = f" + padding {format_bytes(self.padding)}" if self.padding else ""
         need = f"weights {format_bytes(self.weights)} + rows {format_bytes(self.rows)}{padding} + {scratch}"
-        over = format_bytes(abs(self.free))
+        over = format_bytes(abs(self.left))
         verdict = f"fits, {over} are left" if self.fits else f"DOES NOT FIT by {over}"
-        lines = [f"{need} = {format_bytes(self.memory - self.free)} of {format_bytes(self.memory)}: {verdict}"]
+        lines = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
         lanes = f"at most {self.most_lanes} lanes" if self.most_lanes else "not one lane"
         context = f"a context of {self.longest_context}" if self.longest_context else "no context"
         lines.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
-        if self.fits and self.memory - self.free > self.share * self.memory:
+        if self.fits and self.memory - self.left > self.share * self.memory:
             lines.append(
                 f"JAX takes {self.share:.0%} of the memory by default, which is less: set "
                 "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -151,7 +151,7 @@ def test_fit_at_the_last_byte() -> None:
     weights, row = found.parameters_on_a_device[1], found.row_bytes_on_a_device
     need = weights + (4 + 4) * row + 1000
     fit = fit_of(found, need, "gpu", 1000, None)
-    assert fit.fits and (fit.free, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row)
+    assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in fit.lines[-1]
     assert not fit_of(found, need - 1, "gpu", 1000, None).fits
     assert fit_of(found, need - 1, "gpu", 1000, None).most_lanes == 3
@@ -160,7 +160,7 @@ def test_fit_at_the_last_byte() -> None:
     assert fit_of(found, need + row + 249, "gpu", 1000, None).most_lanes == 4
     assert fit_of(found, weights, "gpu", None, None).most_lanes == 0
     padded = fit_of(found, need, "gpu", 1000, weights + 8 * row + 7)
-    assert (padded.padding, padded.free) == (7, -7)
+    assert (padded.padding, padded.left) == (7, -7)
 
 
 def test_longest_context() -> None:

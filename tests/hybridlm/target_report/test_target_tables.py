@@ -62,7 +62,7 @@ def test_page() -> None:
 
 def fitted(left: int) -> SimpleNamespace:
     return SimpleNamespace(
-        memory=16 * 10**9, free=left, fits=left >= 0, most_lanes=82, longest_context=6272, scratch=10**9
+        memory=16 * 10**9, left=left, fits=left >= 0, most_lanes=82, longest_context=6272, scratch=10**9
     )
 
 

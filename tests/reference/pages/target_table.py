@@ -256,7 +256,7 @@ def _verdict(step: StepReport) -> str:
 
 
 def _fit(fit: Fit, step: StepReport) -> str:
-    need = f"{(fit.memory - fit.free) / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
+    need = f"{(fit.memory - fit.left) / 1e9:.1f} of {fit.memory / 1e9:.1f} GB"
     if step.failed is not None:
         return f"no, XLA: {step.failed[:100].replace('|', '/')}" if fit.fits else f"no, {need} without scratch"
     return f"yes, {need}" if fit.fits else f"no, {need}"

@@ -1,4 +1,4 @@
-"""The owner of a pool's rows on the host; a row has at most one holder.
+"""Ownership of a pool's rows on the host: each row has at most one holder.
 
 `contract.SlotMap` declares the assumptions of a step about its row numbers: in range, active entries distinct, idle
 lanes on row 0 if row 0 is the null row. `SlotOwner` makes this true. A row is held by a `Slot`, a linear token: after

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from ir_passes.contract.contract import BoundContract
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, mesh_axes
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
@@ -50,6 +50,6 @@ def _lanes(numbers: list[int]) -> str:
 
 
 def _devices(split: tuple[str | Symbol, ...]) -> str:
-    axes = [axis for axis in split if isinstance(axis, str)]
+    axes = mesh_axes(split)
     tiles = " of each tile of a loop" if len(axes) < len(split) else ""
     return tiles + (f" of each device along {', '.join(axes)}" if axes else "")

@@ -28,6 +28,11 @@ class Symbol:
     size: int
 
 
+def mesh_axes(split: "tuple[str | Symbol, ...]") -> tuple[str, ...]:
+    """Return the mesh axes of a `split` of lanes, without tiles of loops."""
+    return tuple(axis for axis in split if isinstance(axis, str))
+
+
 @dataclass(frozen=True, slots=True)
 class OneLane:
     """Every element depends on one lane, and on shared inputs.

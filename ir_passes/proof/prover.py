@@ -13,7 +13,7 @@ from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.numbering import Leaf, Number, Numbering
-from ir_passes.proof.owners import Order
+from ir_passes.proof.owners import OneLane, Order
 from ir_passes.proof.pool_versions import PoolVersions
 from ir_passes.proof.values import Constant, Iota, NotLater, Value
 from ir_passes.proof.violations import Violation
@@ -31,14 +31,14 @@ class RowAccess:
         leaf: index of the pool among the step's flattened inputs.
         write: True for a write.
         coordinate: key of the rows, equal for equal rows.
-        lane: the lane of a single row; None for the rows of all lanes.
+        lane: owner of a single row; None for rows of several lanes.
         site: the equation, a `Site`.
     """
 
     leaf: Leaf
     write: bool
     coordinate: Hashable
-    lane: Any
+    lane: OneLane | None
     site: Any
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ir_passes.jaxpr import mesh
 from ir_passes.jaxpr.primitives import DEVICE_SUMS
-from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, mesh_axes, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.site import Site
@@ -107,10 +107,10 @@ def _permuted_lanes(
             return None
         routes = sorted(destinations.items()), sorted((target, source) for source, target in destinations.items())
     elif site.name == "all_to_all" and isinstance(owner, LaneRows):
-        mesh_axes = [axis for axis in owner.split if isinstance(axis, str)]
-        if len(mesh_axes) < len(owner.split):
+        split_axes = mesh_axes(owner.split)
+        if len(split_axes) < len(owner.split):
             return None  # lanes of a tile of a loop
-        devices = site.prover.devices_along([axis for axis in mesh_axes if axis in site.prover.devices])
+        devices = site.prover.devices_along([axis for axis in split_axes if axis in site.prover.devices])
         each = site.prover.bound.lanes // devices
         pieces, rest = divmod(shape[owner.axis], size * owner.inner)
         along = {params["split_axis"], params["concat_axis"]}

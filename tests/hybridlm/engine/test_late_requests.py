@@ -1,6 +1,9 @@
 """Requests that arrive while others decode: their first token, and steps of the others meanwhile."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from random_checkpoint import write_random_checkpoint
@@ -22,6 +25,20 @@ def prompt(tokens: int) -> list[int]:
     return [3 + (5 * i * i + tokens) % 60 for i in range(tokens)]
 
 
+@contextmanager
+def recorded(lm: hybridlm.LM) -> Iterator[list[str]]:
+    """Record the kind of each step that the engine runs: "prefill" or "decode"."""
+    kinds, dispatch = list[str](), lm.engine.run
+
+    def record(shape: Shape, *args: Any, **options: Any) -> Any:
+        kinds.append("prefill" if shape.step == "generate" and shape.tokens > 1 else "decode")
+        return dispatch(shape, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lm.engine, "run", record)
+        yield kinds
+
+
 def run(
     lm: hybridlm.LM, late: list[int], speculate: str | None = None
 ) -> tuple[list[str], dict[int, int], list[list[int]]]:
@@ -30,20 +47,12 @@ def run(
     Returns:
         The kinds of steps after the arrival, the calls of `step` until each late request's first token, and all tokens.
     """
-    kinds, dispatch, first = list[str](), lm.engine.run, dict[int, int]()
-    with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:  # type: ignore[arg-type]
-
-        def record(shape: Shape, *args: object, **options: object) -> object:
-            kinds.append("prefill" if shape.step == "generate" and shape.tokens > 1 else "decode")
-            return dispatch(shape, *args, **options)  # type: ignore[arg-type]
-
-        patch.setattr(lm.engine, "run", record)
+    first = dict[int, int]()
+    with recorded(lm) as kinds, lm.session(speculate=speculate) as session:  # type: ignore[arg-type]
         for _ in range(2):
             session.submit(prompt(4), max_tokens=60, ignore_eos=True)
-        tokens: dict[int, list[int]] = {}
-        while not tokens:
-            for event in session.step():
-                tokens.setdefault(event.index, [])
+        while not session.step():
+            pass
         kinds.clear()
         for length in late:
             session.submit(prompt(length), max_tokens=4, ignore_eos=True)
@@ -78,13 +87,6 @@ def test_a_long_late_prompt_does_not_stall_decoding(lm: hybridlm.LM, speculate: 
 
 
 def test_prompts_without_decoding_sequences_are_read_at_once(lm: hybridlm.LM) -> None:
-    kinds = list[int]()
-    dispatch = lm.engine.run
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            lm.engine,
-            "run",
-            lambda shape, *args, **options: (kinds.append(shape.tokens), dispatch(shape, *args, **options))[1],
-        )
+    with recorded(lm) as kinds:
         lm.generate([prompt(200)], max_tokens=2, ignore_eos=True)
-    assert [tokens > 1 for tokens in kinds] == [True] * 25 + [False]
+    assert kinds == ["prefill"] * 25 + ["decode"]

@@ -14,7 +14,7 @@ from jaxpr_mutation import Subject
 from predicted_owners import Reality, differing, predictions
 
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, PoolRows, Symbol
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Order, PoolRows, Symbol, mesh_axes
 from ir_passes.proof.values import DeviceOffset, SlotEntry, Value
 
 
@@ -121,17 +121,12 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
                         yield f"{name}: is not what idle lanes keep on device {number}; said: {intact}"
 
 
-def mesh_axes(owner: LaneRows | OneLane) -> tuple[str, ...]:
-    """Return the mesh axes over which lanes are split, without tiles of loops."""
-    return tuple(axis for axis in owner.split if isinstance(axis, str))
-
-
 def _lanes(device: Device, owner: LaneRows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
     """The lane, or the packed token, of each index along the axis of an owner; of one lane that one."""
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
-        return np.array([device.first(mesh_axes(owner)) + owner.lane])
-    return device.first(mesh_axes(owner)) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
+        return np.array([device.first(mesh_axes(owner.split)) + owner.lane])
+    return device.first(mesh_axes(owner.split)) + owner.start + np.arange(shape[owner.axis + 1]) // owner.inner
 
 
 def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:

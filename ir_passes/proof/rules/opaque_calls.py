@@ -11,19 +11,8 @@ from ir_passes.contract.opaque_names import exact_name, same_body, short_name
 from ir_passes.contract.statements import Assumption, Note, Statement
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
-from ir_passes.proof.owners import (
-    COMMON,
-    Common,
-    LaneRows,
-    Mixed,
-    OneLane,
-    Owner,
-    PoolRows,
-    axis_of,
-    describe,
-    mesh_axes,
-    moved,
-)
+from ir_passes.proof import owners
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, describe, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
@@ -217,7 +206,7 @@ class _Declared:
                         return fault
                     record(site, pool, self.operands[place], self.operands[place].owner, site.shapes[place], write)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
-                along = ", ".join(mesh_axes(lanes.split)) or "a loop"
+                along = ", ".join(owners.mesh_axes(lanes.split)) or "a loop"
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
                 return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
         return lanes

@@ -357,22 +357,14 @@ EFFORT = "{% if reasoning_effort %}[{{ reasoning_effort }}]{% endif %}"
 SWITCH = "{% if enable_thinking is false %}[off]{% endif %}"
 
 
-@pytest.mark.parametrize(
-    ("template", "fields", "start"),
-    [
-        (EFFORT, {}, ""),
-        (EFFORT, {"reasoning_effort": "low"}, "[low]"),
-        (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
-        (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
-        (
-            EFFORT + SWITCH,
-            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
-            "[high][off]",
-        ),
-        (SWITCH, {"reasoning_effort": "none"}, "[off]"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("template", "fields", "start"), [
+    (EFFORT, {}, ""),
+    (EFFORT, {"reasoning_effort": "low"}, "[low]"),
+    (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
+    (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
+    (EFFORT + SWITCH, {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "[high][off]"),
+    (SWITCH, {"reasoning_effort": "none"}, "[off]"),
+], ids=str)  # fmt: skip
 def test_reasoning_effort_is_a_variable_of_the_template(
     text_lm: hybridlm.LM, template: str, fields: dict[str, Any], start: str
 ) -> None:
@@ -533,22 +525,15 @@ def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "form"),
-    [
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
-            {"json": SCHEMA},
-        ),
-        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
-        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
-        ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
-        ({"guided_regex": "a+"}, {"regex": "a+"}),
-        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
-    ],
-    ids=lambda value: "-".join(value),
-)
+@pytest.mark.parametrize(("fields", "form"), [
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, {"json": SCHEMA}),
+    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+    ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
+    ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+    ({"guided_regex": "a+"}, {"regex": "a+"}),
+    ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+], ids=lambda value: "-".join(value))  # fmt: skip
 def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: dict[str, Any]) -> None:
     found = read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs).requests[0].params.grammar
     assert found is not None and found.text == grammar_text(form)

@@ -59,38 +59,32 @@ PLAIN: Stored = ("F32", matrix().astype(np.float32))
 CODES: Stored = ("F8_E4M3", np.zeros((48, 64), np.uint8))
 
 
-@pytest.mark.parametrize(
-    ("tensors", "named_in_message"),
-    [
-        ({A: PLAIN, A + "_scale_inv": ("F32", np.ones((1, 1), np.float32))}, A + "_scale_inv"),
-        ({A: PLAIN, A + "_scale": ("F32", ONE)}, A + "_scale"),
-        ({A + "_scale": ("F32", ONE)}, A + "_scale"),
-        ({A + "_packed": ("I32", np.zeros((48, 8), np.int32))}, A + "_packed"),
-        ({A.removesuffix("weight") + "scales": ("F16", np.ones((8, 48), np.float16))}, "scales"),
-        ({A: CODES, A + "_scale_2": ("F32", ONE)}, A),
-        ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_2": ("F32", ONE)}, A + "_scale_2"),
-        ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_inv": ("F32", ONE)}, A + "_scale_inv"),
-        ({A: CODES, A + "_scale": ("F32", np.ones((48, 2), np.float32))}, "[2, 4]"),
-        ({A: CODES, A + "_scale": ("F32", np.ones((47, 1), np.float32))}, "[47, 1]"),
-        ({A: CODES, A + "_scale": ("I32", np.ones((48, 1), np.int32))}, "I32"),
-        ({A: CODES, A + "_scale_inv": ("F32", np.ones((4, 2), np.float32))}, "[4, 2]"),
-        ({A: PLAIN, A.removesuffix("weight") + "pre_quant_scale": ("F32", np.ones(64, np.float32))}, "pre_quant_scale"),
-        ({A: PLAIN, A.removesuffix("weight") + "svdquant_lora_a": ("F32", np.ones((4, 64), np.float32))}, "SVDQuant"),
-        ({A: ("U8", np.zeros((48, 32), np.uint8)), A + ".absmax": ("F32", np.ones(48, np.float32))}, "bitsandbytes"),
-        ({A: ("U8", np.zeros((48, 1), np.uint8)), A + "_scale": ("F32", ONE)}, "F32"),
-        (stored("ct-int4") | {A: PLAIN}, "twice"),
-        (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, 65]))}, "no width"),
-        (stored("ct-int4") | {A + "_shape": ("I64", np.array([47, 64]))}, "[47, 64]"),
-        (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, -64]))}, "[48, -64]"),
-        (
-            stored("ct-int4") | {A + "_scale": ("BF16", np.ones((48, 7), np.float32).astype("V2").view("u2"))},
-            "7 groups",
-        ),
-        ({key: value for key, value in stored("ct-int4").items() if not key.endswith("_shape")}, "its shape"),
-        ({key: value for key, value in stored("gptq").items() if not key.endswith("qzeros")}, "qzeros"),
-        (stored("gptq") | stored("ct-int4"), "twice"),
-    ],
-)
+@pytest.mark.parametrize(("tensors", "named_in_message"), [
+    ({A: PLAIN, A + "_scale_inv": ("F32", np.ones((1, 1), np.float32))}, A + "_scale_inv"),
+    ({A: PLAIN, A + "_scale": ("F32", ONE)}, A + "_scale"),
+    ({A + "_scale": ("F32", ONE)}, A + "_scale"),
+    ({A + "_packed": ("I32", np.zeros((48, 8), np.int32))}, A + "_packed"),
+    ({A.removesuffix("weight") + "scales": ("F16", np.ones((8, 48), np.float16))}, "scales"),
+    ({A: CODES, A + "_scale_2": ("F32", ONE)}, A),
+    ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_2": ("F32", ONE)}, A + "_scale_2"),
+    ({A: CODES, A + "_scale": ("F32", ONE), A + "_scale_inv": ("F32", ONE)}, A + "_scale_inv"),
+    ({A: CODES, A + "_scale": ("F32", np.ones((48, 2), np.float32))}, "[2, 4]"),
+    ({A: CODES, A + "_scale": ("F32", np.ones((47, 1), np.float32))}, "[47, 1]"),
+    ({A: CODES, A + "_scale": ("I32", np.ones((48, 1), np.int32))}, "I32"),
+    ({A: CODES, A + "_scale_inv": ("F32", np.ones((4, 2), np.float32))}, "[4, 2]"),
+    ({A: PLAIN, A.removesuffix("weight") + "pre_quant_scale": ("F32", np.ones(64, np.float32))}, "pre_quant_scale"),
+    ({A: PLAIN, A.removesuffix("weight") + "svdquant_lora_a": ("F32", np.ones((4, 64), np.float32))}, "SVDQuant"),
+    ({A: ("U8", np.zeros((48, 32), np.uint8)), A + ".absmax": ("F32", np.ones(48, np.float32))}, "bitsandbytes"),
+    ({A: ("U8", np.zeros((48, 1), np.uint8)), A + "_scale": ("F32", ONE)}, "F32"),
+    (stored("ct-int4") | {A: PLAIN}, "twice"),
+    (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, 65]))}, "no width"),
+    (stored("ct-int4") | {A + "_shape": ("I64", np.array([47, 64]))}, "[47, 64]"),
+    (stored("ct-int4") | {A + "_shape": ("I64", np.array([48, -64]))}, "[48, -64]"),
+    (stored("ct-int4") | {A + "_scale": ("BF16", np.ones((48, 7), np.float32).astype("V2").view("u2"))}, "7 groups"),
+    ({key: value for key, value in stored("ct-int4").items() if not key.endswith("_shape")}, "its shape"),
+    ({key: value for key, value in stored("gptq").items() if not key.endswith("qzeros")}, "qzeros"),
+    (stored("gptq") | stored("ct-int4"), "twice"),
+])  # fmt: skip
 def test_tensors_that_make_no_weight_are_named(
     tmp_path: Path, tensors: dict[str, Stored], named_in_message: str
 ) -> None:

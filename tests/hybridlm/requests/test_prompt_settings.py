@@ -55,22 +55,15 @@ def test_keywords_override_the_settings_of_each_prompt() -> None:
     assert settings_of_prompts([], {}, 0) == [] and settings_of_prompts(None, {"temperature": []}, 0) == []
 
 
-@pytest.mark.parametrize(
-    ("params", "settings", "error", "names"),
-    [
-        ([SamplingParams()], {}, ValueError, ["sampling_params: got 1", "expected 2"]),
-        (
-            None,
-            {"temperature": [0.0], "seed": [1, 2, 3], "top_k": [1, 2]},
-            ValueError,
-            ["temperature: got 1", "seed: got 3"],
-        ),
-        ([SamplingParams(), {"max_tokens": 3}], {}, TypeError, ["sampling_params[1]: "]),
-        ([SamplingParams(), None], {"top_k": [1, 2]}, TypeError, ["sampling_params[1]: "]),
-        ({"max_tokens": 3}, {}, TypeError, ["sampling_params: "]),
-        ({"max_tokens": 3}, {"top_k": [1, 2]}, TypeError, ["sampling_params: "]),
-    ],
-)
+@pytest.mark.parametrize(("params", "settings", "error", "names"), [
+    ([SamplingParams()], {}, ValueError, ["sampling_params: got 1", "expected 2"]),
+    (None, {"temperature": [0.0], "seed": [1, 2, 3], "top_k": [1, 2]}, ValueError,
+        ["temperature: got 1", "seed: got 3"]),
+    ([SamplingParams(), {"max_tokens": 3}], {}, TypeError, ["sampling_params[1]: "]),
+    ([SamplingParams(), None], {"top_k": [1, 2]}, TypeError, ["sampling_params[1]: "]),
+    ({"max_tokens": 3}, {}, TypeError, ["sampling_params: "]),
+    ({"max_tokens": 3}, {"top_k": [1, 2]}, TypeError, ["sampling_params: "]),
+])  # fmt: skip
 def test_lists_that_do_not_fit_the_prompts(params: Any, settings: Any, error: Any, names: list[str]) -> None:
     with pytest.raises(error) as raised:
         settings_of_prompts(params, settings, 2)

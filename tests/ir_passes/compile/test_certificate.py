@@ -342,20 +342,15 @@ def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) 
     assert store.find(other) is None
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{}",
-        certificate().to_json().encode()[:-3],
-        certificate(faults=(LEAK,)).to_json().encode(),
-        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, KEY.rules, None, "e" * 64))
-        .to_json()
-        .encode(),
-        certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
-    ],
-    ids=["empty", "other", "cut off", "faulty", "another program", "another version"],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"{}",
+    certificate().to_json().encode()[:-3],
+    certificate(faults=(LEAK,)).to_json().encode(),
+    certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, KEY.rules, None,
+        "e" * 64)).to_json().encode(),
+    certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
+], ids=["empty", "other", "cut off", "faulty", "another program", "another version"])  # fmt: skip
 def test_file_that_holds_something_else_is_no_certificate(tmp_path: Path, content: bytes) -> None:
     store = CertificateStore(tmp_path)
     (tmp_path / KEY.name).write_bytes(content)

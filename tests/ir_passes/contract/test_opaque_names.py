@@ -143,22 +143,16 @@ SAME, OTHER = (lambda x: x * 2), (lambda x: x[::-1])
 TILES = pl.BlockSpec((2, WIDTH), lambda i: (i, 0))
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "alike"),
-    [
-        (call(of_factory(SAME)), call(of_factory(SAME)), True),
-        (call(of_factory(SAME)), call(of_factory(OTHER)), False),
-        (call(row_kernel, name="made"), call(row_kernel, name="made"), True),
-        (call(row_kernel, name="made"), call(mixing_kernel, name="made"), False),
-        (call(row_kernel, grid=(2,), in_specs=[TILES], out_specs=TILES), call(row_kernel), False),
-        (
-            call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=ROW),
-            call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=pl.BlockSpec((1, WIDTH), lambda i: (3 - i, 0))),
-            False,
-        ),
-    ],
-    ids=["closures alike", "closures that differ", "one name", "names of two", "blocks", "index maps"],
-)
+@pytest.mark.parametrize(("one", "other", "alike"), [
+    (call(of_factory(SAME)), call(of_factory(SAME)), True),
+    (call(of_factory(SAME)), call(of_factory(OTHER)), False),
+    (call(row_kernel, name="made"), call(row_kernel, name="made"), True),
+    (call(row_kernel, name="made"), call(mixing_kernel, name="made"), False),
+    (call(row_kernel, grid=(2,), in_specs=[TILES], out_specs=TILES), call(row_kernel), False),
+    (call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=ROW),
+        call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=pl.BlockSpec((1, WIDTH), lambda i: (3 - i, 0))),
+        False),
+], ids=["closures alike", "closures that differ", "one name", "names of two", "blocks", "index maps"])  # fmt: skip
 def test_closures_block_specs_and_index_maps_belong_to_the_body_of_a_kernel(one, other, alike) -> None:
     def step(x):
         return (other(one(x)),)

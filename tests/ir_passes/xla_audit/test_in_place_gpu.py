@@ -117,18 +117,13 @@ def sort(shared: dict[Index, int], *changes: tuple[str, str], **options: Any) ->
 RIGHT = {
     "elements beside a sum of them": reduction(),
     "in the bytes of the other operand": reduction(shared={(1,): 1}),
-    "sum of columns": reduction(
-        ("f32[64]{0} reduce(product, zero), dimensions={1}", "f32[128]{0} reduce(product, zero), dimensions={0}"),
-        results="(f32[128]{0}, f32[64,128]{1,0})",
-    ),
-    "sum that is returned in another shape": reduction(
-        ("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
-        ("tuple(sum", "tuple(shaped"),
-        results="(f32[8,8]{1,0}, f32[64,128]{1,0})",
-    ),
+    "sum of columns": reduction(("f32[64]{0} reduce(product, zero), dimensions={1}",
+        "f32[128]{0} reduce(product, zero), dimensions={0}"), results="(f32[128]{0}, f32[64,128]{1,0})"),
+    "sum that is returned in another shape": reduction(("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
+        ("tuple(sum", "tuple(shaped"), results="(f32[8,8]{1,0}, f32[64,128]{1,0})"),
     "sorted where it was": sort({(0,): 0}),
     "both sorted where they were": sort({(0,): 0, (1,): 1}),
-}
+}  # fmt: skip
 WRONG = {
     "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
     "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),

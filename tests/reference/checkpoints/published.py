@@ -140,14 +140,9 @@ KIMI: dict[str, Any] = {
     "rope_scaling": None,
     "num_nextn_predict_layers": 0,
     "tie_word_embeddings": False,
-    "linear_attn_config": {
-        "full_attn_layers": KIMI_FULL,
-        "kda_layers": [i for i in range(1, 28) if i not in KIMI_FULL],
-        "head_dim": 128,
-        "num_heads": 32,
-        "short_conv_kernel_size": 4,
-    },
-}
+    "linear_attn_config": {"full_attn_layers": KIMI_FULL, "kda_layers": [i for i in range(1, 28) if i not in KIMI_FULL],
+        "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4},
+}  # fmt: skip
 LFM2: dict[str, Any] = {
     "model_type": "lfm2",
     "vocab_size": 65536,

@@ -13,37 +13,21 @@ MODEL: Any = None
 """Unknown keywords are refused before the model is used."""
 
 
-@pytest.mark.parametrize(
-    ("call", "name", "meant"),
-    [
-        (LM.generate, "max_new_tokens", "max_tokens"),
-        (LM.generate, "temprature", "temperature"),
-        (LM.generate, "num_return_sequences", "n"),
-        (LM.generate, "guided_json", "structured_outputs"),
-        (LM.stream, "repeat_penalty", "repetition_penalty"),
-        (LM.chat, "stop_strings", "stop"),
-        (LM.score, "logprobs", "top_logprobs"),
-        (LM.score, "prompts", "texts"),
-        (LM.score_file, "windows", "window"),
-        (LM.batch_file, "restrat", "restart"),
-        (LM.session, "logits_processors", "logits_processor"),
-        (hybridlm.Session.submit, "max_length", "max_tokens"),
-        (hybridlm.load, "max_model_len", "context"),
-        (hybridlm.load, "lane", "lanes"),
-        (hybridlm.load, "max_num_seqs", "lanes"),
-        (hybridlm.load, "tensor_parallel_size", "mesh"),
-        (hybridlm.load, "enable_prefix_caching", "prefix_cache"),
-        (LM.forward, "return_state", "return_states"),
-        (LM.embed, "pool", "pooling"),
-        (LM.classify, "text", "texts"),
-        (LM.choose, "option", "options"),
-        (LM.update, "partials", "partial"),
-        (hybridlm.Intervention.ablate_head, "heads", "head"),
-        (hybridlm.Intervention.patch, "layer", "layers"),
-    ],
-)
-def test_the_error_has_the_name_that_is_meant(call: Any, name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name}: .*\b{meant}\?$"):
+@pytest.mark.parametrize(("call", "name", "target"), [
+    (LM.generate, "max_new_tokens", "max_tokens"), (LM.generate, "temprature", "temperature"),
+    (LM.generate, "num_return_sequences", "n"), (LM.generate, "guided_json", "structured_outputs"),
+    (LM.stream, "repeat_penalty", "repetition_penalty"), (LM.chat, "stop_strings", "stop"),
+    (LM.score, "logprobs", "top_logprobs"), (LM.score, "prompts", "texts"), (LM.score_file, "windows", "window"),
+    (LM.batch_file, "restrat", "restart"), (LM.session, "logits_processors", "logits_processor"),
+    (hybridlm.Session.submit, "max_length", "max_tokens"), (hybridlm.load, "max_model_len", "context"),
+    (hybridlm.load, "lane", "lanes"), (hybridlm.load, "max_num_seqs", "lanes"),
+    (hybridlm.load, "tensor_parallel_size", "mesh"), (hybridlm.load, "enable_prefix_caching", "prefix_cache"),
+    (LM.forward, "return_state", "return_states"), (LM.embed, "pool", "pooling"), (LM.classify, "text", "texts"),
+    (LM.choose, "option", "options"), (LM.update, "partials", "partial"),
+    (hybridlm.Intervention.ablate_head, "heads", "head"), (hybridlm.Intervention.patch, "layer", "layers"),
+])  # fmt: skip
+def test_the_error_has_the_name_that_is_meant(call: Any, name: str, target: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}: .*\b{target}\?$"):
         call(MODEL, **{name: 1})
 
 
@@ -71,8 +55,8 @@ def test_every_unknown_keyword_is_in_one_error() -> None:
 def test_a_synonym_is_suggested_only_where_its_argument_exists() -> None:
     assert "max_tokens" not in unknown_keyword("max_new_tokens", ["texts", "top"])
     targets = {*SYNONYMS}
-    known = {name for call in (LM.generate, LM.score, hybridlm.load) for name in inspect.signature(call).parameters}
-    assert targets <= known
+    names = {name for call in (LM.generate, LM.score, hybridlm.load) for name in inspect.signature(call).parameters}
+    assert targets <= names
 
 
 def test_calls_and_signatures_stay_as_they_are() -> None:
@@ -103,9 +87,9 @@ VLLM_FIELDS = (
     ("call", "names"), [(hybridlm.load, VLLM_NAMES), (hybridlm.SamplingParams, VLLM_FIELDS)], ids=["load", "params"]
 )
 def test_names_of_vllm_have_an_argument_or_advice(call: Any, names: tuple[str, ...]) -> None:
-    known = inspect.signature(call).parameters
+    parameters = inspect.signature(call).parameters
     for name in names:
-        assert name in known or "arguments are" not in unknown_keyword(name, known), name
+        assert name in parameters or "arguments are" not in unknown_keyword(name, parameters), name
 
 
 def test_only_public_names_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""Continuous batching: requests that join and leave at any step, rows that move, and runs that are cut short."""
+"""Continuous batching: requests join and leave anywhere, rows move, runs are cut short."""
 
 from typing import Any
 
@@ -19,26 +19,26 @@ PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 
 def drain(session: hybridlm.Session) -> dict[int, hybridlm.Completion]:
     """Step until every request has ended."""
-    found = {}
+    results = {}
     while session.busy:
         for event in session.step():
             if event.completion is not None:
-                found[event.index] = event.completion
-    return found
+                results[event.index] = event.completion
+    return results
 
 
 def test_requests_join_at_any_step(text_lm: hybridlm.LM) -> None:
-    """Submitted one by one, each after some steps of the others, they are what a call that has them all gives."""
+    """Requests submitted step by step equal one call with all of them."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
-    found: dict[int, hybridlm.Completion] = {}
+    results: dict[int, hybridlm.Completion] = {}
     with text_lm.session() as session:
         for number, prompt in enumerate(PROMPTS):
             assert session.submit(prompt, **SETTINGS) == number
             for _ in range(number):
-                found |= {event.index: event.completion for event in session.step() if event.completion}
-        found |= drain(session)
+                results |= {event.index: event.completion for event in session.step() if event.completion}
+        results |= drain(session)
         assert session.step() == []
-    assert [found[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
+    assert [results[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
 
 
 def test_events_tell_every_token_once(text_lm: hybridlm.LM) -> None:
@@ -62,22 +62,22 @@ def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM
     assert ended == [4, 6, 5, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5])
-def test_cancel(text_lm: hybridlm.LM, after: int) -> None:
-    """Waiting, prefilling, decoding: the request ends with what it has, the others do not notice."""
+@pytest.mark.parametrize("final", [0, 1, 2, 3, 5])
+def test_cancel(text_lm: hybridlm.LM, final: int) -> None:
+    """Cancelled requests end with their tokens in any phase; others are unaffected."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     with text_lm.session() as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
-        found = {}
-        for _ in range(after):
-            found |= {event.index: event.completion for event in session.step() if event.completion}
+        results = {}
+        for _ in range(final):
+            results |= {event.index: event.completion for event in session.step() if event.completion}
         for index in (1, 4):
             session.cancel(index)
         with pytest.raises(KeyError, match="request 1 is not alive; alive are"):
             session.cancel(1)
-        found |= drain(session)
-    for index, completion in found.items():
+        results |= drain(session)
+    for index, completion in results.items():
         if index in (1, 4):
             assert completion.finish_reason == "cancelled"
             assert completion.token_ids == want[index].token_ids[: len(completion.token_ids)]
@@ -94,24 +94,24 @@ def test_rows_move_when_the_pool_grows_and_shrinks(text_lm: hybridlm.LM, monkeyp
     sizes = []
     with text_lm.session() as session:
         session.submit("first", **settings)
-        found = {}
+        results = {}
         for step in range(200):
             if step == 6:
                 for prompt in PROMPTS[:2]:
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
-            found |= {event.index: event.completion for event in session.step() if event.completion}
+            results |= {event.index: event.completion for event in session.step() if event.completion}
             if session._scheduler._decode_pool is not None:
                 sizes.append(session._scheduler._decode_pool.size)
             if not session.busy:
                 break
     assert list(dict.fromkeys(sizes)) == [1, 3] and sizes[-1] == 1
-    same = [a == b for a, b in zip(found[0].token_ids, want.token_ids, strict=True)]
-    assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
+    equal = [a == b for a, b in zip(results[0].token_ids, want.token_ids, strict=True)]
+    assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
     assert {CopyShape(1, 3), CopyShape(3, 1)} <= set(text_lm.engine.programs.shapes)
 
 
-def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, at: int) -> bool:
-    logits = np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:at]).logits[-1])
+def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, index: int) -> bool:
+    logits = np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:index]).logits[-1])
     best = np.sort(logits)[-2:]
     return bool(best[1] - best[0] > 2e-3)
 
@@ -136,8 +136,7 @@ def test_a_step_is_dispatched_before_the_last_one_is_read(text_lm: hybridlm.LM) 
     with jax.transfer_guard("disallow"), text_lm.session() as session:
         session.submit([7, 8, 9], **SETTINGS)
         assert session.step() == [] and text_lm.stats["steps"] == steps + 1
-        first = session.step()
-        assert [event.index for event in first] == [0] and text_lm.stats["steps"] == steps + 2
+        assert [event.index for event in session.step()] == [0] and text_lm.stats["steps"] == steps + 2
         drain(session)
     assert text_lm.stats["steps"] == steps + 9, "no surplus step: the last one is known by its number"
 
@@ -150,10 +149,10 @@ def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(
         session.submit([7, 8, 9], **SETTINGS)
         for _ in range(2):
             session.step()
-        steps, put = text_lm.stats["steps"], []
-        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: put.append(args))
+        steps, value = text_lm.stats["steps"], []
+        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: value.append(args))
         session.step()
-        assert text_lm.stats["steps"] == steps + 1 and put == []
+        assert text_lm.stats["steps"] == steps + 1 and value == []
         monkeypatch.undo()
         drain(session)
 
@@ -165,8 +164,8 @@ def test_the_surplus_step_of_a_sequence_that_stopped_changes_no_other(text_lm: h
     (stopped,) = text_lm.generate(PROMPTS[:1], stop=[stop], **SETTINGS)
     until = want[0].token_ids.index(stop) + 1
     assert len(stopped.token_ids) == until and text_lm.stats["steps"] == steps + until + 1
-    together = text_lm.generate(PROMPTS, stop=[stop], **SETTINGS)
-    for got, free in zip(together, want, strict=True):
+    completions = text_lm.generate(PROMPTS, stop=[stop], **SETTINGS)
+    for got, free in zip(completions, want, strict=True):
         assert got.token_ids == free.token_ids[: len(got.token_ids)]
 
 
@@ -180,7 +179,7 @@ def test_an_interrupted_wait_loses_no_token(text_lm: hybridlm.LM, monkeypatch: p
         return get(tree)
 
     monkeypatch.setattr(jax, "device_get", interrupted)
-    found = {}
+    results = {}
     with text_lm.session() as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
@@ -189,8 +188,8 @@ def test_an_interrupted_wait_loses_no_token(text_lm: hybridlm.LM, monkeypatch: p
                 events = session.step()
             except KeyboardInterrupt:
                 continue
-            found |= {event.index: event.completion for event in events if event.completion}
-    assert [found[i] for i in range(len(PROMPTS))] == want
+            results |= {event.index: event.completion for event in events if event.completion}
+    assert [results[i] for i in range(len(PROMPTS))] == want
 
 
 def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybridlm.LM) -> None:
@@ -250,22 +249,21 @@ def test_an_exception_in_the_loop_over_a_stream_frees_the_model(text_lm: hybridl
 def test_sessions_do_not_see_each_other(text_lm: hybridlm.LM) -> None:
     want = text_lm.generate(PROMPTS, **SETTINGS)
     scores = text_lm.score(PROMPTS)
-    found: list[list[hybridlm.Completion]] = [[], []]
-    for one, other in zip(*(text_lm.stream(PROMPTS, **SETTINGS) for _ in range(2)), strict=True):
-        for events, event in zip(found, (one, other), strict=True):
+    results: list[list[hybridlm.Completion]] = [[], []]
+    for shard, other in zip(*(text_lm.stream(PROMPTS, **SETTINGS) for _ in range(2)), strict=True):
+        for events, event in zip(results, (shard, other), strict=True):
             if event.completion is not None:
                 events.append(event.completion)
-        if one.index == 2:
+        if shard.index == 2:
             for got, expected in zip(text_lm.score(PROMPTS), scores, strict=True):
                 assert got.logprobs.tobytes() == expected.logprobs.tobytes()
-    for completions in found:
+    for completions in results:
         assert sorted(completions, key=lambda c: want.index(c)) == want
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 32])
 def test_identical_prompts_give_one_answer(text_lm: hybridlm.LM, count: int) -> None:
-    completions = text_lm.generate(["Where is the kite?"] * count, **SETTINGS)
-    assert len({tuple(c.token_ids) for c in completions}) == 1
+    assert len({tuple(c.token_ids) for c in text_lm.generate(["Where is the kite?"] * count, **SETTINGS)}) == 1
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 32])
@@ -273,8 +271,8 @@ def test_distinct_prompts_equal_their_solo_runs(text_lm: hybridlm.LM, count: int
     prompts = [[3 + (5 * i + 7 * j * j) % 90 for j in range(1 + 3 * i % 13)] for i in range(count)]
     for prompt, got in zip(prompts, text_lm.generate(prompts, **SETTINGS), strict=True):
         (want,) = text_lm.generate([prompt], **SETTINGS)
-        same = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
-        assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
+        equal = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
+        assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
 
 
 def test_wrong_requests_are_refused_and_queue_nothing(text_lm: hybridlm.LM) -> None:
@@ -297,13 +295,13 @@ def test_integrity_sees_a_row_that_two_have(text_lm: hybridlm.LM) -> None:
             session.submit(prompt, **SETTINGS)
         session.step()
         first, second = session._scheduler.joined
-        kept, second.slot = second.slot, first.slot
+        saved, second.slot = second.slot, first.slot
         with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
             session.check_integrity()
         second.slot = None
         with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_ROW,)):
             session.check_integrity()
-        second.slot = kept
+        second.slot = saved
         session.check_integrity()
 
 

@@ -1,4 +1,4 @@
-"""`hybridlm bench --start`: a cold and a warm start in processes of their own, and their table."""
+"""`hybridlm bench --start`: a cold and a warm start in separate processes, and their table."""
 
 import json
 from pathlib import Path
@@ -21,24 +21,24 @@ def made(stored: bool, seconds: float) -> dict[str, Any]:
 
 
 def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
-    def measured(*given: Any) -> tuple[Any, Any]:
-        asked.append(given)
+    def measured(*args: Any) -> tuple[Any, Any]:
+        requests.append(args)
         return made(False, 7.125), [made(True, 1.0), made(True, 3.5), made(True, 2.0)]
 
     monkeypatch.setattr(bench_start, "measure_starts", measured)
     out = tmp_path / "found.json"
     arguments = ["-m", "MODEL", "--prompt", "9", "--json", str(out), "--adapter", "LORA"]
-    shown = CliRunner().invoke(app, ["bench", "--start", *arguments])
-    assert shown.exit_code == 0, shown.output
+    output = CliRunner().invoke(app, ["bench", "--start", *arguments])
+    assert output.exit_code == 0, output.output
     settings = {"lanes": 8, "context": None, "dtype": None, "chunk": None, "kernels": None, "adapter": "LORA"}
-    assert asked == [("MODEL", 9, settings, 3)]
+    assert requests == [("MODEL", 9, settings, 3)]
     for text in ("7.12", "8.12", "3.00 (2.00-4.50)", "1.25", "2.50", "0.25", "compiled by the warm starts: 0 steps"):
-        assert text in shown.output, text
-    found = json.loads(out.read_text())
-    assert found["cold"] == made(False, 7.125) and [one["total"] for one in found["warm"]] == [2.0, 4.5, 3.0]
-    assert found["settings"] == settings and found["prompt"] == 9
+        assert text in output.output, text
+    record = json.loads(out.read_text())
+    assert record["cold"] == made(False, 7.125) and [row["total"] for row in record["warm"]] == [2.0, 4.5, 3.0]
+    assert record["settings"] == settings and record["prompt"] == 9
 
 
 @pytest.mark.long
@@ -47,10 +47,10 @@ def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
     directory = write_text_checkpoint(tmp_path)
     settings = {"lanes": 2, "context": 64, "chunk": 5, "dtype": "float32"}
     cold, (warm,) = measure_starts(str(directory), 4, settings, 1)
-    for found, stored in ((cold, False), (warm, True)):
-        assert list(found["parts"]) == PARTS and all(took >= 0 for took in found["parts"].values())
-        assert found["total"] == sum(found["parts"].values())
-        assert found["steps"]["generate 1x5"]["stored"] is stored
+    for result, stored in ((cold, False), (warm, True)):
+        assert list(result["parts"]) == PARTS and all(took >= 0 for took in result["parts"].values())
+        assert result["total"] == sum(result["parts"].values())
+        assert result["steps"]["generate 1x5"]["stored"] is stored
     assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5"]["seconds"])
     assert set(warm["steps"]["generate 1x5"]["seconds"]) == {"load"}
     with pytest.raises(StartFailed, match="CheckpointError"):

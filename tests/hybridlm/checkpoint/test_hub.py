@@ -1,4 +1,4 @@
-"""Location of a checkpoint: local directories, the Hub's cache without a connection, and errors that say what to do."""
+"""Location of a checkpoint: directories, the Hub's cache offline, and errors with remedies."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def refused(name: Any, **options: Any) -> str:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Calls of the Hub, none of which leaves the machine."""
+    """Fake calls of the Hub that stay on this machine."""
     calls: list[dict[str, Any]] = []
 
     def snapshot_download(hub_id: str, **options: Any) -> str:
@@ -93,18 +93,10 @@ def test_what_is_downloaded(hub: list[dict[str, Any]]) -> None:
     assert call["id"] == "org/name" and call["revision"] == "r" and call["cache_dir"] == "c"
     assert call["allow_patterns"] == FILES and call["ignore_patterns"] == IGNORED
     offered = [
-        "config.json",
-        "model-00001-of-00002.safetensors",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "chat_template.jinja",
-        "additional_chat_templates/tool_use.jinja",
-        "pytorch_model.bin",
-        "original/model.safetensors",
-        "original/config.json",
-        "additional_chat_templates/run.py",
-        "run.py",
-    ]
+        "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json",
+        "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "pytorch_model.bin",
+        "original/model.safetensors", "original/config.json", "additional_chat_templates/run.py", "run.py",
+    ]  # fmt: skip
     assert list(filter_repo_objects(offered, allow_patterns=FILES, ignore_patterns=IGNORED)) == offered[:6]
 
 
@@ -129,8 +121,8 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, kind: type[Exception
         raise failure(kind)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    found = refused("org/name", revision="v9")
-    assert found.startswith("org/name: ") and message in found
+    result = refused("org/name", revision="v9")
+    assert result.startswith("org/name: ") and message in result
 
 
 OFFLINE = """
@@ -153,8 +145,8 @@ def test_offline(tmp_path: Path, root: Path) -> None:
         [sys.executable, "-c", OFFLINE], cwd=root, env=environment, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    found, *messages = run.stdout.splitlines()
-    assert Path(found).samefile(snapshot)
+    result, *messages = run.stdout.splitlines()
+    assert Path(result).samefile(snapshot)
     for message in messages:
         assert "nor complete in the Hub's cache" in message and "hf download org/" in message
     assert len(messages) == 2

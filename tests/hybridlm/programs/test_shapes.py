@@ -17,17 +17,12 @@ from ir_passes.contract.prefix import spread
 
 PROBES = ProbeShape(2, 1, 1, 1)
 SHAPES = [
-    Shape("generate", 2, 4, 3),
-    Shape("generate", 3, 1, mtp_drafts=2, changes=64, masked=True, probes=PROBES),
-    Shape("generate", 3, 1, probes=ProbeShape(vectors=4)),
-    Shape("verify", 3, 5),
-    Shape("verify", 3, 5, changes=64, masked=True),
-    Shape("score", 2, 4, 0),
-    Shape("score", 2, 4, 1, chosen=0),
+    Shape("generate", 2, 4, 3), Shape("generate", 3, 1, mtp_drafts=2, changes=64, masked=True, probes=PROBES),
+    Shape("generate", 3, 1, probes=ProbeShape(vectors=4)), Shape("verify", 3, 5),
+    Shape("verify", 3, 5, changes=64, masked=True), Shape("score", 2, 4, 0), Shape("score", 2, 4, 1, chosen=0),
     Shape("score", 2, 4, 0, chosen=3, probes=ProbeShape(2, 3, 1, 1)),
-    Shape("score", 2, 4, 0, probes=ProbeShape(2, 3, 0, 0)),
-    Shape("hidden", 2, 4),
-]
+    Shape("score", 2, 4, 0, probes=ProbeShape(2, 3, 0, 0)), Shape("hidden", 2, 4),
+]  # fmt: skip
 
 
 def inputs_of(lm: hybridlm.LM, shape: Shape) -> StepInputs:
@@ -36,8 +31,7 @@ def inputs_of(lm: hybridlm.LM, shape: Shape) -> StepInputs:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_key_follows_from_the_present_parts(text_lm: hybridlm.LM, shape: Shape) -> None:
-    found = Shape.of(inputs_of(text_lm, shape), shape.top, shape.processor, shape.mtp_drafts)
-    assert found == shape
+    assert Shape.of(inputs_of(text_lm, shape), shape.top, shape.processor, shape.mtp_drafts) == shape
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -53,10 +47,10 @@ def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: 
 def test_every_array_has_a_digest_of_its_own(text_lm: hybridlm.LM) -> None:
     """Changes of logits have tokens, too, and vectors have indices, as sampling has."""
     inputs: Any = inputs_of(text_lm, SHAPES[1])
-    before = digests(inputs)
-    assert len(before) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
+    initial = digests(inputs)
+    assert len(initial) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
     leaves, tree = jax.tree.flatten(inputs)
-    for number, name in enumerate(before):
+    for number, name in enumerate(initial):
         changed = [leaf + np.ones_like(leaf) if i == number else leaf for i, leaf in enumerate(leaves)]
-        after = digests(tree.unflatten(changed))
-        assert [field for field in before if after[field] != before[field]] == [name]
+        final = digests(tree.unflatten(changed))
+        assert [field for field in initial if final[field] != initial[field]] == [name]

@@ -19,14 +19,9 @@ from models.ops.quantised_weight import QuantisedWeight
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"
 FOLDERS = sorted(folder for scheme in GOLDEN.iterdir() for folder in scheme.iterdir())
 SCHEMES = {
-    "int4-zeros": {"int-packed"},
-    "int8": {"int-packed"},
-    "gguf-q8_0": {"Q8_0"},
-    "modelopt-fp8": {"fp8-tensor"},
-    "modelopt-nvfp4": {"nvfp4"},
-    "nvidia-recipes": {"nvfp4", "fp8-tensor"},
-    "nvidia-recipes/nemotron-nano": {"nvfp4"},
-}
+    "int4-zeros": {"int-packed"}, "int8": {"int-packed"}, "gguf-q8_0": {"Q8_0"}, "modelopt-fp8": {"fp8-tensor"},
+    "modelopt-nvfp4": {"nvfp4"}, "nvidia-recipes": {"nvfp4", "fp8-tensor"}, "nvidia-recipes/nemotron-nano": {"nvfp4"},
+}  # fmt: skip
 """Folder, or one checkpoint -> what its matrices are stored as, where it is not the folder's name."""
 QUICK = {"nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
 PLAIN = {
@@ -50,8 +45,8 @@ def source(folder: Path) -> Path:
 
 
 def test_every_scheme_has_three_families() -> None:
-    found = Counter(folder.parent.name for folder in FOLDERS)
-    assert found.pop("nvidia-recipes") == 5 and set(found.values()) == {3} and len(found) == 12
+    counter = Counter(folder.parent.name for folder in FOLDERS)
+    assert counter.pop("nvidia-recipes") == 5 and set(counter.values()) == {3} and len(counter) == 12
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
@@ -77,12 +72,12 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(one, marks=[] if name_of(one) in QUICK else [pytest.mark.long], id=name_of(one)) for one in FOLDERS],
+    [pytest.param(f, marks=[] if name_of(f) in QUICK else [pytest.mark.long], id=name_of(f)) for f in FOLDERS],
 )
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
-    """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
+    """Packed weights in float32: the library's numbers, in a batch and alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
-    packed = any(isinstance(one, QuantisedWeight) for one in lm.params.values())
+    packed = any(isinstance(array, QuantisedWeight) for array in lm.params.values())
     assert packed == (name_of(folder) not in PLAIN)
     tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
     with np.load(folder / "expected.npz") as file:
@@ -92,8 +87,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> Non
     prompts = [prompt.tolist() for prompt in prompts]
     for row, expected in zip(np.asarray(lm.forward(padded(prompts)).logits), logits, strict=True):
         np.testing.assert_allclose(row[: len(expected)], expected, rtol=0, atol=tolerance)
-    together = lm.generate(prompts, max_tokens=6, ignore_eos=True)
-    alone = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
-    for one, other, expected in zip(together, alone, greedy, strict=True):
-        assert list(one.token_ids) == list(other.token_ids) == expected.tolist()
-    assert lm.certificates and not any(one.faults for one in lm.certificates.values())
+    completions = lm.generate(prompts, max_tokens=6, ignore_eos=True)
+    single = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
+    for completion, other, expected in zip(completions, single, greedy, strict=True):
+        assert list(completion.token_ids) == list(other.token_ids) == expected.tolist()
+    assert lm.certificates and not any(certificate.faults for certificate in lm.certificates.values())

@@ -91,28 +91,14 @@ def test_tensors_that_make_no_weight_are_named(
     assert named_in_message in fault(tmp_path, tensors)
 
 
-@pytest.mark.parametrize(
-    ("layout", "suffix", "value"),
-    [
-        ("fp8-block-f32", "_scale_inv", np.nan),
-        ("fp8-block-f32", "_scale_inv", np.inf),
-        ("fp8-block-powers", "_scale_inv", 255),
-        ("fp8-block-f32", "", 0x7F),
-        ("modelopt-fp8", "", 0xFF),
-        ("modelopt-mxfp8", "_scale", 255),
-        ("ct-mxfp4", "_scale", 255),
-        ("modelopt-nvfp4", "_scale", 0x7F),
-        ("modelopt-nvfp4", "_scale_2", np.nan),
-        ("ct-nvfp4", "_global_scale", 0.0),
-        ("ct-nvfp4", "_global_scale", 1e-37),
-        ("modelopt-nvfp4", "_scale_2", 3e37),
-        ("modelopt-mxfp8", "_scale", 254),
-        ("fp8-block-f32", "_scale_inv", -3e37),
-        ("ct-int8", "_scale", -np.inf),
-        ("ct-int4-order", "_g_idx", 8),
-        ("ct-int4-order", "_g_idx", -1),
-    ],
-)
+@pytest.mark.parametrize(("layout", "suffix", "value"), [
+    ("fp8-block-f32", "_scale_inv", np.nan), ("fp8-block-f32", "_scale_inv", np.inf),
+    ("fp8-block-powers", "_scale_inv", 255), ("fp8-block-f32", "", 0x7F), ("modelopt-fp8", "", 0xFF),
+    ("modelopt-mxfp8", "_scale", 255), ("ct-mxfp4", "_scale", 255), ("modelopt-nvfp4", "_scale", 0x7F),
+    ("modelopt-nvfp4", "_scale_2", np.nan), ("ct-nvfp4", "_global_scale", 0.0), ("ct-nvfp4", "_global_scale", 1e-37),
+    ("modelopt-nvfp4", "_scale_2", 3e37), ("modelopt-mxfp8", "_scale", 254), ("fp8-block-f32", "_scale_inv", -3e37),
+    ("ct-int8", "_scale", -np.inf), ("ct-int4-order", "_g_idx", 8), ("ct-int4-order", "_g_idx", -1),
+])  # fmt: skip
 def test_numbers_that_are_none_are_refused_with_their_tensor(
     tmp_path: Path, layout: str, suffix: str, value: float
 ) -> None:
@@ -134,18 +120,18 @@ def test_scales_of_activations_and_caches_are_no_weights(tmp_path: Path) -> None
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:
-    name, made = "model.layers.0.mlp.experts.gate_up_proj", []
+    name, out = "model.layers.0.mlp.experts.gate_up_proj", []
     for seed in range(3):
         weight = np.random.default_rng(seed).normal(size=(50, 64))
-        made.append(float8(weight, BLOCK, "_scale_inv", "BF16", "grid"))
+        out.append(float8(weight, BLOCK, "_scale_inv", "BF16", "grid"))
     tensors = {
-        name + end: (one[0], np.stack([m.tensors[end][1] for m in made])) for end, one in made[0].tensors.items()
+        name + end: (tensor[0], np.stack([m.tensors[end][1] for m in out])) for end, tensor in out[0].tensors.items()
     }
     grouped, file = group(tmp_path, tensors)
     tensor = grouped.quantised[name]
     assert (tensor.scheme, tensor.shape) == ("fp8-block", (3, 50, 64))
-    found = tensor.dequantise(file.read_stored)
-    np.testing.assert_allclose(found, np.stack([m.exact for m in made]), rtol=2**-24 * 1.01)
+    array = tensor.dequantise(file.read_stored)
+    np.testing.assert_allclose(array, np.stack([m.exact for m in out]), rtol=2**-24 * 1.01)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 1), (3, 1, 1), (3, 50), (3, 50, 1)])
@@ -162,7 +148,7 @@ def test_experts_in_one_tensor_with_simple_scales(tmp_path: Path, shape: tuple[i
 
 
 def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
-    """Each name is looked up, never searched for: half a million tensors would otherwise take hours."""
+    """Names are looked up, never searched: half a million tensors would take hours."""
 
     class Counting(dict[str, Any]):
         scans = 0
@@ -171,11 +157,11 @@ def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
             Counting.scans += 1
             return super().__iter__()
 
-    one = stored()
-    write_tensors(tmp_path / "m.safetensors", one)
+    item = stored()
+    write_tensors(tmp_path / "m.safetensors", item)
     infos = SafetensorsFile(tmp_path / "m.safetensors").tensors
-    many = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in one})
-    grouped = group_tensors(many, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
+    counting = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in item})
+    grouped = group_tensors(counting, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
     assert len(grouped.quantised) == 2000 and not grouped.faults and Counting.scans <= 3
 
 
@@ -190,7 +176,7 @@ def rotated(*places: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("config", "beside", "words"),
+    ("config", "neighbour", "words"),
     [
         ({"quant_method": "quark"}, None, "Quark"),
         ({"quant_method": "bitsandbytes"}, None, "bitsandbytes"),
@@ -220,10 +206,10 @@ def rotated(*places: str) -> dict[str, Any]:
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
     ],
 )
-def test_configurations_that_are_refused(config: Any, beside: Any, words: str) -> None:
+def test_configurations_that_are_refused(config: Any, neighbour: Any, words: str) -> None:
     for outer in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
-        settings = read_settings(outer, beside)
-        assert any(words in one for one in settings.faults), settings
+        settings = read_settings(outer, neighbour)
+        assert any(words in fault for fault in settings.faults), settings
 
 
 @pytest.mark.parametrize("transforms", [None, {}, {"config_groups": {}}, rotated("weight_input", "weight_output")])
@@ -267,8 +253,8 @@ def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str | None, co
     grouped, file = group(tmp_path, tensors, LAYOUTS[layout].config if layout else {})
     settings = read_settings({"quantization_config": {"quant_method": "modelopt"} | config}, None)
     assert not settings.faults
-    (found,) = contradictions(settings, grouped.quantised, file.tensors.keys() - grouped.parts.keys())
-    assert A in found and side in found and (layout is None or LAYOUTS[layout].scheme in found)
+    (result,) = contradictions(settings, grouped.quantised, file.tensors.keys() - grouped.parts.keys())
+    assert A in result and side in result and (layout is None or LAYOUTS[layout].scheme in result)
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model.", "backbone.", "language_model.model.", ""])
@@ -277,7 +263,7 @@ def test_wrappers_of_the_language_model_do_not_matter(prefix: str) -> None:
 
 
 def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None:
-    """A published file has a wrong suffix on every entry; its plain tensors are told by themselves."""
+    """A published file has a wrong suffix on every entry; its plain tensors show it."""
     grouped, _ = group(tmp_path, stored("modelopt-nvfp4") | {"lm_head.weight": PLAIN}, modelopt("NVFP4"))
     settings = read_settings(
         {"quantization_config": modelopt("NVFP4") | {"ignore": ["lm_head_weight_quantizer"]}}, None
@@ -298,7 +284,7 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
     for name in (first, second, third):
-        assert sum(name in one for one in caught.value.faults) == 1, caught.value.faults
+        assert sum(name in fault for fault in caught.value.faults) == 1, caught.value.faults
 
 
 def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
@@ -315,13 +301,13 @@ def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
 
 def test_settings_are_read_from_a_file_of_bounded_size(tmp_path: Path) -> None:
     folder, _ = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["modelopt-nvfp4"])
-    beside = folder / "quantised" / "hf_quant_config.json"
-    beside.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    neighbour = folder / "quantised" / "hf_quant_config.json"
+    neighbour.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     model = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
     assert "hf_quant_config.json says FP8" in caught.value.faults[0]
-    beside.write_text(" " * (17 << 20))
+    neighbour.write_text(" " * (17 << 20))
     with pytest.raises(CheckpointError):
         open_model(folder / "quantised")
 
@@ -333,10 +319,10 @@ def test_nvfp4_nibbles_and_blocks_are_not_swizzled(tmp_path: Path) -> None:
     scale = np.array([[0x38, 0x40], [0x30, 0x48]], np.uint8)
     tensors = {A: ("U8", packed), A + "_scale": ("F8_E4M3", scale), A + "_scale_2": ("F32", ONE)}
     grouped, file = group(tmp_path, tensors, modelopt("NVFP4"))
-    found = grouped.quantised[A].dequantise(file.read_stored)
+    array = grouped.quantised[A].dequantise(file.read_stored)
     values = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     expected = [
         [sign * v * s for s in pair for sign, v in itertools.product((1, -1), values)] for pair in ((1, 2), (0.5, 4))
     ]
-    assert found.tolist() == expected
+    assert array.tolist() == expected
     assert nvfp4(matrix(), False).exact.shape == (48, 64)

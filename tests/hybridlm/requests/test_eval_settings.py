@@ -9,7 +9,7 @@ from hybridlm.requests.eval_settings import generation_settings
 END = 2
 
 
-@pytest.mark.parametrize(("asked", "want"), [
+@pytest.mark.parametrize(("fields", "want"), [
     ({}, {"max_tokens": 256, "temperature": 0.0, "stop": [END]}),
     ({"until": "\n"}, {"max_tokens": 256, "temperature": 0.0, "stop": ["\n", END]}),
     ({"until": ["a", ""], "max_gen_toks": 7}, {"max_tokens": 7, "temperature": 0.0, "stop": ["a", END]}),
@@ -19,9 +19,9 @@ END = 2
     ({"temperature": 0.7, "top_p": 0.9, "top_k": None, "num_beams": 1},
         {"max_tokens": 256, "temperature": 0.7, "top_p": 0.9, "stop": [END]}),
 ], ids=str)  # fmt: skip
-def test_settings(asked: dict[str, Any], want: dict[str, Any]) -> None:
-    before = dict(asked)
-    assert generation_settings(asked, 256, END) == want and asked == before
+def test_settings(fields: dict[str, Any], want: dict[str, Any]) -> None:
+    settings = dict(fields)
+    assert generation_settings(fields, 256, END) == want and fields == settings
 
 
 def test_what_is_not_supported_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
+"""Texts with common prefixes: what is prefilled once, with equal numbers."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def text(*tokens: int) -> tuple[int, ...]:
 
 
 def test_parts_end_where_chunks_do() -> None:
-    """A chunk is shared if what it consumes and what its last token predicts is common, and something is left."""
+    """A chunk is shared if its tokens and next token are common and something follows."""
     a = tuple(range(10))
     for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
         other = (*a[:length], 99, 98)
@@ -44,7 +44,7 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
     parts, part_of = shared_prefixes(texts, (1,), 0)
     assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
-    longer = [(*one, 20 + i, 30) for i, one in enumerate(texts)]
+    longer = [(*item, 20 + i, 30) for i, item in enumerate(texts)]
     assert shared_prefixes(longer, (1,), 0) == (parts, part_of), "texts that go on alone are no prefixes"
 
 
@@ -52,7 +52,7 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
     parts, part_of = shared_prefixes(texts, (chunk,), 0)
-    members = [sum(one == i for one in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
+    members = [sum(entry == i for entry in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
     for index, part in enumerate(parts):
         assert (len(part.tokens) - 1) % chunk == 0 and len(part.tokens) > 1
@@ -60,9 +60,11 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
             above = parts[part.parent]
             assert part.parent < index and above.parent is None
             assert part.tokens[: len(above.tokens)] == above.tokens and len(part.tokens) > len(above.tokens)
-    for one, at in zip(texts, part_of, strict=True):
-        if at is not None:
-            assert one[: len(parts[at].tokens)] == parts[at].tokens and len(one) > len(parts[at].tokens)
+    for item, position in zip(texts, part_of, strict=True):
+        if position is not None:
+            assert item[: len(parts[position].tokens)] == parts[position].tokens and len(item) > len(
+                parts[position].tokens
+            )
 
 
 @given(
@@ -75,24 +77,24 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
     """No text waits for ever, in whatever order lanes become free."""
     queue = ScoringQueue(dict(enumerate(texts)), None, (1,), most)
     alive: list[ScoredText] = []
-    kept: set[ScoredText] = set()
-    seen = []
+    saved: set[ScoredText] = set()
+    calls = []
     while queue or alive:
-        while len(alive) < lanes and (one := queue.take()) is not None:
-            assert one.parent is None or one.parent in kept
-            queue.begun(one)
-            if one.parent is not None and not one.parent.children:
-                kept.remove(one.parent)
-            alive.append(one)
+        while len(alive) < lanes and (item := queue.take()) is not None:
+            assert item.parent is None or item.parent in saved
+            queue.begun(item)
+            if item.parent is not None and not item.parent.children:
+                saved.remove(item.parent)
+            alive.append(item)
         assert alive, "everything waits for something that waits"
-        one = alive.pop(0)
-        if one.index is None:
-            queue.prefilled(one)
-            kept.add(one)
+        item = alive.pop(0)
+        if item.index is None:
+            queue.prefilled(item)
+            saved.add(item)
         else:
-            seen.append(one.index)
-        assert len(kept) + sum(part.index is None for part in alive) <= most
-    assert sorted(seen) == list(range(len(texts))) and not kept
+            calls.append(item.index)
+        assert len(saved) + sum(part.index is None for part in alive) <= most
+    assert sorted(calls) == list(range(len(texts))) and not saved
 
 
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
@@ -129,10 +131,10 @@ def test_scores_have_the_same_bits_with_and_without_common_parts(
 ) -> None:
     texts = families(6, nested)
     want = cold(text_lm, texts, monkeypatch)
-    before = dict(text_lm.stats)
+    settings = dict(text_lm.stats)
     assert same(text_lm.score(texts), want)
-    gained = {name: text_lm.stats[name] - before[name] for name in before}
-    total = sum(len(one) - 1 for one in texts)
+    gained = {name: text_lm.stats[name] - settings[name] for name in settings}
+    total = sum(len(text) - 1 for text in texts)
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == total
     assert gained["prefix_tokens_saved"] > total / 3
     prefix = text_lm.prefix(IDS[300:307])
@@ -152,7 +154,7 @@ def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -
 def test_what_shares_a_step_does_not_depend_on_free_memory(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
+    """Steps and their order are fixed at load, whatever memory other processes take."""
     texts, engine = families(3, nested=True), text_lm.engine
     ran: list[list[int]] = []
     run = engine.run
@@ -171,7 +173,7 @@ def test_what_shares_a_step_does_not_depend_on_free_memory(
 
 
 def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None:
-    """States held at a time have no more rows than the decode pool whose memory they take, or two."""
+    """Live states never exceed the rows of the borrowed decode pool, or two."""
     engine = text_lm.engine
     text_lm.generate([[5, 6]], max_tokens=2)
     text_lm.score([IDS[:3]])
@@ -186,7 +188,7 @@ def test_a_decode_pool_makes_room_for_common_parts(text_lm: hybridlm.LM) -> None
 
 @pytest.mark.long
 def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 continuations of at most 32 tokens of 2000: at least 20 times fewer tokens, by an explicit prefix and without.
+    """64 continuations of 2000 tokens compute at least 20 times fewer tokens.
 
     The same numbers: bit for bit as the texts one by one in the same steps.
     """
@@ -195,40 +197,40 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     lm = hybridlm.load(tmp_path, **{**SETTINGS, "context": 2048, "lanes": 4, "chunk": 16})
     rng = np.random.default_rng(1)
     prompt = rng.integers(3, 90, 2001).tolist()
-    behind = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
-    whole = [(*prompt, *ids) for ids in behind]
-    total = sum(len(ids) - 1 for ids in whole)
+    rest = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
+    full = [(*prompt, *ids) for ids in rest]
+    total = sum(len(ids) - 1 for ids in full)
     assert total > 64 * 2000
-    want = cold(lm, whole, monkeypatch)
+    want = cold(lm, full, monkeypatch)
 
     def processed() -> int:
         return lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
 
-    before = processed()
-    assert same(lm.score(whole), want)
-    found = processed() - before
-    assert total >= 20 * found, (total, found)
-    before = processed()
-    explicit = lm.score(behind, prefix=lm.prefix(prompt))
-    explicit_found = processed() - before
+    logits = processed()
+    assert same(lm.score(full), want)
+    actual = processed() - logits
+    assert total >= 20 * actual, (total, actual)
+    logits = processed()
+    explicit = lm.score(rest, prefix=lm.prefix(prompt))
+    explicit_found = processed() - logits
     assert total >= 20 * explicit_found, (total, explicit_found)
     for got, expected in zip(explicit, want, strict=True):
         np.testing.assert_allclose(got.logprobs, expected.logprobs[2001:], rtol=0, atol=2e-3)
-    before, wrote = processed(), lm.stats["generated_tokens"]
-    drawn = lm.generate(behind, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
+    logits, wrote = processed(), lm.stats["generated_tokens"]
+    drawn = lm.generate(rest, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
     assert lm.stats["generated_tokens"] - wrote == len(drawn) == 64
-    generate_found = processed() - before
-    prompts = sum(map(len, whole))
+    generate_found = processed() - logits
+    prompts = sum(map(len, full))
     assert prompts >= 20 * generate_found, (prompts, generate_found)
-    before = processed()
-    joined = lm.generate(whole[:4], max_tokens=1, ignore_eos=True, logprobs=0)
-    assert processed() - before == sum(map(len, whole[:4])), "without a prefix every token of every prompt is consumed"
-    warm = lm.generate(behind[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
-    for one, other in zip(warm, joined, strict=True):
-        assert one.prompt_token_ids == other.prompt_token_ids and one.token_ids == other.token_ids
-        assert one.logprobs is not None and other.logprobs is not None
-        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-3)
+    logits = processed()
+    joined = lm.generate(full[:4], max_tokens=1, ignore_eos=True, logprobs=0)
+    assert processed() - logits == sum(map(len, full[:4])), "without a prefix every token of every prompt is consumed"
+    warm = lm.generate(rest[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
+    for score, other in zip(warm, joined, strict=True):
+        assert score.prompt_token_ids == other.prompt_token_ids and score.token_ids == other.token_ids
+        assert score.logprobs is not None and other.logprobs is not None
+        np.testing.assert_allclose(score.logprobs, other.logprobs, rtol=0, atol=2e-3)
     print(
-        f"tokens: {total} one by one, {found} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
+        f"tokens: {total} one by one, {actual} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
         f"prompts {generate_found} by generate with lm.prefix"
     )

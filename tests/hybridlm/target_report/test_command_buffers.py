@@ -1,4 +1,4 @@
-"""Steps for GPUs run as one CUDA graph: no loop and no branch asks the host, with kernels and without."""
+"""GPU steps run as one CUDA graph: no loop or branch asks the host."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ ASKING_THE_HOST = {"While", "Conditional"}
 
 
 def thunks_outside_graphs(folder: Path) -> set[str]:
-    """Return the kinds of thunks that the host runs, from the text that XLA writes of the program with most thunks."""
+    """Return the kinds of host-run thunks from XLA's text of the largest program."""
     texts = [file.read_text() for file in folder.glob("*thunk_sequence_after_thunk_passes.txt")]
     return set(re.findall(r"^\d+: k(\w+)", max(texts, key=len), re.MULTILINE))
 
@@ -28,8 +28,7 @@ def test_a_decode_step_does_not_ask_the_host(kernels: str, tmp_path: Path, monke
     monkeypatch.setitem(programs.OPTIONS, "gpu", {**programs.OPTIONS["gpu"], "xla_dump_to": str(tmp_path)})
     options = EngineConfig(lanes=2, context=512, chunk=8, dtype="bfloat16", kernels=kernels)
     engine = target_engine(read_target("nvidia-h100"), options, config=GOLDEN / "sparse_base" / "config.json")
-    step = engine.program(Shape("generate", 2, 1))
-    assert not step.certificate.faults
+    assert not engine.program(Shape("generate", 2, 1)).certificate.faults
     kinds = thunks_outside_graphs(tmp_path)
     assert "CommandBuffer" in kinds and not kinds & ASKING_THE_HOST
 

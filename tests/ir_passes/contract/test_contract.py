@@ -21,8 +21,9 @@ def arguments(rows: int = N):
     return params, pools, np.zeros((N, 1), np.int32), np.ones(N, np.int32)
 
 
-def step(params, pools, tokens, lengths):
-    return (tokens[:, 0], pools)
+step = lambda params, pools, tokens, lengths: (tokens[:, 0], pools)
+shrink = lambda params, pools, tokens, lengths: (tokens, (pools[0][:, :3], pools[1]))
+narrow = lambda params, pools, tokens, lengths: (tokens, (pools[0].astype(jnp.bfloat16), pools[1]))
 
 
 ROW_POOL = LaneContract(inputs=(Shared(), Pool("state"), Lane(), Lane(role="length")), outputs=(Lane(), Pool("state")))
@@ -71,141 +72,43 @@ def test_a_slot_map_frees_a_pool_from_one_row_per_lane() -> None:
     assert contract.bind(step, arguments(ROWS)).lanes == N
 
 
-def shrink(params, pools, tokens, lengths):
-    return (tokens, (pools[0][:, :3], pools[1]))
-
-
-def narrow(params, pools, tokens, lengths):
-    return (tokens, (pools[0].astype(jnp.bfloat16), pools[1]))
-
-
 S, P, L = Shared(), Pool("state"), Lane()
 FAULTS = {
-    "an entry for each argument": (
-        step,
-        arguments(),
-        (S, P, L),
-        (L, P),
-        ContractFault.ARGUMENTS,
-        "args[3]",
-    ),
-    "an entry for each output": (
-        step,
-        arguments(),
-        (S, P, L, L),
-        (L,),
-        ContractFault.PREFIX,
-        "result",
-    ),
+    "an entry for each argument": (step, arguments(), (S, P, L), (L, P), ContractFault.ARGUMENTS, "args[3]"),
+    "an entry for each output": (step, arguments(), (S, P, L, L), (L,), ContractFault.PREFIX, "result"),
     "entries that fit the pytree": (step, arguments(), ((S, S, S), P, L, L), (L, P), ContractFault.PREFIX, "args[0]"),
     "nothing but entries": (step, arguments(), (S, P, "lane", L), (L, P), ContractFault.ENTRY, "args[2]"),
     "axes that exist": (step, arguments(), (S, P, Lane(axis=2), L), (L, P), ContractFault.AXIS, "args[2]"),
     "lane axes of one length": (step, arguments(), (S, P, Lane(axis=1), L), (L, P), ContractFault.LANES, ""),
     "at least one lane": (lambda *a: (a[1],), arguments(), (S, P, S, S), (P,), ContractFault.NO_LANES, ""),
-    "int32 lengths": (
-        step,
-        (*arguments()[:3], np.ones(N, np.float32)),
-        (S, P, L, Lane(role="length")),
-        (L, P),
-        ContractFault.ARRAY,
-        "args[3]",
-    ),
-    "lengths as inputs": (
-        lambda *a: (a[3], a[1]),
-        arguments(),
-        (S, P, L, L),
-        (Lane(role="length"), P),
-        ContractFault.INPUT,
-        "result[0]",
-    ),
-    "int32 counts of accepted tokens": (
-        lambda *a: (a[3].astype(jnp.float32), a[1]),
-        arguments(),
-        (S, P, L, L),
-        (Lane(role="accepted"), P),
-        ContractFault.ARRAY,
-        "result[0]",
-    ),
-    "one count of accepted tokens for each lane": (
-        lambda *a: (a[2], a[1]),
-        arguments(),
-        (S, P, L, L),
-        (Lane(role="accepted"), P),
-        ContractFault.ARRAY,
-        "result[0]",
-    ),
-    "one row per lane without a slot map": (
-        step,
-        arguments(ROWS),
-        (S, P, L, L),
-        (L, P),
-        ContractFault.ROWS,
-        "args[1][0]",
-    ),
-    "slot maps of known groups": (
-        step,
-        arguments(ROWS),
-        (S, P, L, SlotMap("kv", size=ROWS)),
-        (L, P),
-        ContractFault.GROUP,
-        "args[3]",
-    ),
-    "slot maps of one row or more": (
-        step,
-        arguments(),
-        (S, P, L, SlotMap("state", 0)),
-        (L, P),
-        ContractFault.SIZE,
-        "args[3]",
-    ),
-    "one slot map to write by": (
-        lambda pool, a, b: (pool[a], pool.at[b].set(0.0)),
+    "int32 lengths": (step, (*arguments()[:3], np.ones(N, np.float32)), (S, P, L, Lane(role="length")), (L, P),
+        ContractFault.ARRAY, "args[3]"),
+    "lengths as inputs": (lambda *a: (a[3], a[1]), arguments(), (S, P, L, L), (Lane(role="length"), P),
+        ContractFault.INPUT, "result[0]"),
+    "int32 counts of accepted tokens": (lambda *a: (a[3].astype(jnp.float32), a[1]), arguments(), (S, P, L, L),
+        (Lane(role="accepted"), P), ContractFault.ARRAY, "result[0]"),
+    "one count of accepted tokens for each lane": (lambda *a: (a[2], a[1]), arguments(), (S, P, L, L),
+        (Lane(role="accepted"), P), ContractFault.ARRAY, "result[0]"),
+    "one row per lane without a slot map": (step, arguments(ROWS), (S, P, L, L), (L, P), ContractFault.ROWS,
+        "args[1][0]"),
+    "slot maps of known groups": (step, arguments(ROWS), (S, P, L, SlotMap("kv", size=ROWS)), (L, P),
+        ContractFault.GROUP, "args[3]"),
+    "slot maps of one row or more": (step, arguments(), (S, P, L, SlotMap("state", 0)), (L, P), ContractFault.SIZE,
+        "args[3]"),
+    "one slot map to write by": (lambda pool, a, b: (pool[a], pool.at[b].set(0.0)),
         (np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32), np.ones(N, np.int32)),
-        (P, SlotMap("state", ROWS), SlotMap("state", ROWS)),
-        (L, P),
-        ContractFault.MAPS,
-        "args[2]",
-    ),
-    "one of two writing slot maps disjoint": (
-        lambda pool, a, b: (pool[a], pool.at[b].set(0.0)),
+        (P, SlotMap("state", ROWS), SlotMap("state", ROWS)), (L, P), ContractFault.MAPS, "args[2]"),
+    "one of two writing slot maps disjoint": (lambda pool, a, b: (pool[a], pool.at[b].set(0.0)),
         (np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32), np.ones(N, np.int32)),
-        (P, SlotMap("state", ROWS), SlotMap("state", ROWS, role="write")),
-        (L, P),
-        ContractFault.MAPS,
-        "args[2]",
-    ),
-    "one array of lengths": (
-        lambda pools, a, b: pools,
-        (arguments()[1], np.ones(N, np.int32), np.ones(N, np.int32)),
-        (P, Lane(role="length"), Lane(role="length")),
-        P,
-        ContractFault.ROLE,
-        "args[2]",
-    ),
-    "slot maps as inputs": (
-        step,
-        arguments(),
-        (S, P, L, L),
-        (SlotMap("state", 3), P),
-        ContractFault.INPUT,
-        "result[0]",
-    ),
-    "a bool mask of active lanes": (
-        step,
-        arguments(),
-        (S, P, L, Lane(role="active")),
-        (L, P),
-        ContractFault.ARRAY,
-        "args[3]",
-    ),
-    "one number of active lanes": (
-        step,
-        arguments(),
-        (S, P, L, Shared("active_count")),
-        (L, P),
-        ContractFault.ARRAY,
-        "args[3]",
-    ),
+        (P, SlotMap("state", ROWS), SlotMap("state", ROWS, role="write")), (L, P), ContractFault.MAPS, "args[2]"),
+    "one array of lengths": (lambda pools, a, b: pools, (arguments()[1], np.ones(N, np.int32), np.ones(N, np.int32)),
+        (P, Lane(role="length"), Lane(role="length")), P, ContractFault.ROLE, "args[2]"),
+    "slot maps as inputs": (step, arguments(), (S, P, L, L), (SlotMap("state", 3), P), ContractFault.INPUT,
+        "result[0]"),
+    "a bool mask of active lanes": (step, arguments(), (S, P, L, Lane(role="active")), (L, P), ContractFault.ARRAY,
+        "args[3]"),
+    "one number of active lanes": (step, arguments(), (S, P, L, Shared("active_count")), (L, P), ContractFault.ARRAY,
+        "args[3]"),
     "roles of lanes that there are": (
         step,
         arguments(),
@@ -222,40 +125,15 @@ FAULTS = {
         ContractFault.ROLE,
         "args[3]['s']",
     ),
-    "a name for every dimension": (
-        step,
-        arguments(),
-        (S, Pool("state", dims=("slot", "tap")), L, L),
-        (L, P),
-        ContractFault.DIMS,
-        "args[1][1]['ssm']",
-    ),
-    "successors of the same shape": (
-        shrink,
-        arguments(),
-        (S, P, L, L),
-        (L, P),
-        ContractFault.SUCCESSOR,
-        "result[1][0]",
-    ),
-    "successors of the same dtype": (
-        narrow,
-        arguments(),
-        (S, P, L, L),
-        (L, P),
-        ContractFault.SUCCESSOR,
-        "result[1][0]",
-    ),
+    "a name for every dimension": (step, arguments(), (S, Pool("state", dims=("slot", "tap")), L, L), (L, P),
+        ContractFault.DIMS, "args[1][1]['ssm']"),
+    "successors of the same shape": (shrink, arguments(), (S, P, L, L), (L, P), ContractFault.SUCCESSOR,
+        "result[1][0]"),
+    "successors of the same dtype": (narrow, arguments(), (S, P, L, L), (L, P), ContractFault.SUCCESSOR,
+        "result[1][0]"),
     "donors for every successor": (step, arguments(), (S, S, L, L), (L, P), ContractFault.SUCCESSOR, "group 'state'"),
-    "one entry for one result": (
-        lambda *a: a[2],
-        arguments(),
-        (S, P, L, L),
-        (L,),
-        ContractFault.PREFIX,
-        "result",
-    ),
-}
+    "one entry for one result": (lambda *a: a[2], arguments(), (S, P, L, L), (L,), ContractFault.PREFIX, "result"),
+}  # fmt: skip
 
 
 MAP = SlotMap("state", ROWS)
@@ -339,5 +217,5 @@ def test_needs(fn, args, inputs, outputs, fault: ContractFault, about: str) -> N
 
 def test_errors_keep_their_ids_between_processes() -> None:
     error = ContractError(ContractFault.AXIS.fault("args[0]", "has none"), where="here", advice="give one")
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301  # its own
-    assert (type(again), str(again), again.ids) == (ContractError, str(error), (ContractFault.AXIS,))
+    record = pickle.loads(pickle.dumps(error))  # noqa: S301  # its own
+    assert (type(record), str(record), record.ids) == (ContractError, str(error), (ContractFault.AXIS,))

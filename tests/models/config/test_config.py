@@ -1,4 +1,4 @@
-"""config.json: the fields of real checkpoints are read, and whatever cannot be run is refused, all at once."""
+"""config.json: real fields are read, unrunnable ones refused, all at once."""
 
 import copy
 import json
@@ -22,23 +22,11 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 
 ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 DENSE: dict[str, Any] = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 331,
-    "hidden_size": 64,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-6,
-    "rope_parameters": ROPE,
-}
+    "model_type": "qwen3_5_text", "vocab_size": 331, "hidden_size": 64, "num_hidden_layers": 8,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+    "intermediate_size": 96, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_parameters": ROPE,
+}  # fmt: skip
 EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -160,16 +148,9 @@ def test_every_fault_is_in_one_error() -> None:
 
 
 REQUIRED = [
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "intermediate_size",
-]
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "linear_num_key_heads",
+    "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "intermediate_size",
+]  # fmt: skip
 
 
 def test_missing_fields_are_named() -> None:
@@ -224,7 +205,7 @@ def kinds(config: Mapping[str, Any]) -> str:
 
 
 def test_a_decision_model_is_read_from_its_text_config() -> None:
-    """The text's config may stand inside of a multimodal one; only tensors of the decision head are skipped."""
+    """The text's config may be nested; only decision-head tensors are skipped."""
     for below in (DENSE, {"model_type": "qwen3_5", "text_config": DENSE}):
         config = {"model_type": "jev", "hidden_size": 1, "text_config": below}
         family, inner = family_of(config), family_of(below)
@@ -315,16 +296,10 @@ def test_end_tokens(value: Any, ids: tuple[int, ...]) -> None:
     assert read({"model_type": "qwen3_5", "text_config": text, "eos_token_id": value}).eos_token_ids == ids
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "dtype"),
-    [
-        ({}, {}, "bfloat16"),
-        ({"dtype": "float32"}, {}, "float32"),
-        ({"torch_dtype": "float16"}, {}, "float16"),
-        ({"dtype": "bfloat16"}, {"dtype": "float32"}, "float32"),
-        ({}, {"torch_dtype": "float16"}, "float16"),
-        ({"dtype": "float16"}, {"dtype": None}, "float16"),
-    ],
-)
+@pytest.mark.parametrize(("outer", "inner", "dtype"), [
+    ({}, {}, "bfloat16"), ({"dtype": "float32"}, {}, "float32"), ({"torch_dtype": "float16"}, {}, "float16"),
+    ({"dtype": "bfloat16"}, {"dtype": "float32"}, "float32"), ({}, {"torch_dtype": "float16"}, "float16"),
+    ({"dtype": "float16"}, {"dtype": None}, "float16"),
+])  # fmt: skip
 def test_dtype(outer: dict[str, Any], inner: dict[str, Any], dtype: str) -> None:
     assert read({"model_type": "qwen3_5", "text_config": DENSE | inner, **outer}).dtype == dtype

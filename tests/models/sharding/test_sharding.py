@@ -1,4 +1,4 @@
-"""Tensor and expert parallel models compute what the whole model computes: every family, all kinds of meshes."""
+"""Tensor and expert parallel models compute the whole model: every family and mesh."""
 
 import functools
 import re
@@ -40,23 +40,10 @@ from models.sharding.sharded_dim import shard_outputs
 
 NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
 CASES: dict[str, dict[str, Any]] = {
-    "sparse_base": {},
-    "next_base": {},
-    "dense_base": {},
-    "lfm2_base": {},
-    "lfm2_moe_base": {},
-    "mamba2_base": {},
-    "nemotron_dense": NEMOTRON,
-    "nemotron_latent": NEMOTRON,
-    "granite_experts": {},
-    "bamba_one_group": {},
-    "falcon_base": {},
-    "kimi_base": {},
-    "ling_base": {},
-    "ling_query_rank": {},
-    "olmo_base": {},
-    "olmo_grouped": {},
-}
+    "sparse_base": {}, "next_base": {}, "dense_base": {}, "lfm2_base": {}, "lfm2_moe_base": {}, "mamba2_base": {},
+    "nemotron_dense": NEMOTRON, "nemotron_latent": NEMOTRON, "granite_experts": {}, "bamba_one_group": {},
+    "falcon_base": {}, "kimi_base": {}, "ling_base": {}, "ling_query_rank": {}, "olmo_base": {}, "olmo_grouped": {},
+}  # fmt: skip
 MESHES: list[tuple[str, Axes]] = [
     *((name, (2, 2, 2)) for name in CASES),
     # fewer groups of heads than devices: of two, of one; one norm over all heads
@@ -81,7 +68,7 @@ def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
 def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
-    """Hidden states, logits and states after a prompt in two pieces, a token, and drafts of which some count."""
+    """Hidden states, logits and states after a two-part prompt, a token, and drafts."""
     model, full, expected = alone(name, False)
     check_equal(on_devices(full, model, axes), expected, TOLERANCES[model.family.name])
 
@@ -112,7 +99,7 @@ def test_shards_compute_a_token() -> None:
     ],
 )
 def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
-    """The mistakes that `ShardedDim` prevents: every shape is right, but devices hold rows of other heads."""
+    """Right shapes with rows of other heads: the mistakes that `ShardedDim` prevents."""
     model = tiny(name, **CASES[name])
     full = random_model(model)
     expected, tolerance = on_one_device(full, one_token), TOLERANCES[model.family.name]

@@ -1,4 +1,4 @@
-"""Checkpoint of many tiny tensors, laid out as nvidia/Qwen3.6-35B-A3B-NVFP4 is: four tensors for each expert's matrix.
+"""Checkpoint of many tiny tensors in the layout of nvidia/Qwen3.6-35B-A3B-NVFP4.
 
 python many_tensors.py FOLDER LAYERS EXPERTS FILES      40 layers of 256 experts are 123,493 tensors
 python many_tensors.py --time FOLDER                    CPU seconds of each part of loading it
@@ -28,26 +28,14 @@ def write_many(folder: Path, layers: int, experts: int, files: int) -> int:
     folder.mkdir(parents=True)
     ignored = [f"model.layers.{i}.{name}" for i in range(layers) for name in PLAIN]
     config = {
-        "model_type": "qwen3_5_moe_text",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": layers,
+        "model_type": "qwen3_5_moe_text", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": layers,
         "layer_types": ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(layers)],
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "linear_num_key_heads": 1,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-        "num_experts": experts,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "shared_expert_intermediate_size": 16,
-        "eos_token_id": 0,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "eos_token_id": 0,
         "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", *ignored]},
-    }
+    }  # fmt: skip
     family, read = read_model(folder, config)
     random = np.random.default_rng(0)
     tensors: dict[str, Stored] = {}
@@ -73,16 +61,16 @@ def write_many(folder: Path, layers: int, experts: int, files: int) -> int:
 
 
 def load(folder: Path, part: Callable[[str], Any] = lambda name: None, packed: bool = True) -> Any:
-    """Return the parameters of a checkpoint, and call `part` when a part of loading has ended."""
+    """Return a checkpoint's parameters, calling `part` at the end of each phase."""
     opened = open_model(folder)
     part("headers")
     types = packed_parameters(opened, "bfloat16", "in blocks") if packed else None
     part("plan")
-    found = load_parameters(opened, "bfloat16", packed=types)
+    parameters = load_parameters(opened, "bfloat16", packed=types)
     part("weights")
     fingerprint_of(opened[0], "bfloat16")
     part("fingerprint")
-    return found.arrays
+    return parameters.arrays
 
 
 def _main(*arguments: str) -> None:
@@ -94,8 +82,8 @@ def _main(*arguments: str) -> None:
 
     def say(name: str) -> None:
         nonlocal last
-        last, before = time.process_time(), last
-        print(f"{name} {last - before:.2f} s of CPU time")
+        last, initial = time.process_time(), last
+        print(f"{name} {last - initial:.2f} s of CPU time")
 
     load(Path(arguments[1]), say)
 

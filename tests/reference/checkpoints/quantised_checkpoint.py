@@ -20,7 +20,7 @@ GROUP = 8
 
 
 class Quantised(NamedTuple):
-    """Tensors by their suffix behind the name of the matrix (".weight" replaced by `stem` ones), and exact numbers."""
+    """Tensors by suffix (".weight" becomes `stem`), and exact numbers."""
 
     tensors: dict[str, Stored]
     exact: np.ndarray
@@ -43,13 +43,13 @@ E2M1 = np.array([e2m1(code) for code in range(16)])
 
 
 def nearest(table: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return the code whose value is the nearest to each number."""
+    """Return each number's nearest code."""
     distance = np.abs(np.where(np.isnan(table), np.inf, table) - numbers[..., None])
     return np.argmin(distance, axis=-1).astype(np.uint8)
 
 
 def rounded(numbers: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers in a stored dtype, and what is stored in float64."""
+    """Return numbers in a stored dtype, and the stored values in float64."""
     stored = numbers.astype({"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}[kind])
     return stored, stored.astype(np.float64)
 
@@ -66,16 +66,16 @@ def float8(weight: np.ndarray, block: tuple[int, int], suffix: str, kind: str, f
     """Quantise to E4M3 codes with a scale for each block."""
     grid = (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
     scales, codes, exact = np.zeros(grid), np.zeros(weight.shape, np.uint8), np.zeros(weight.shape)
-    for at, place in tiles(weight.shape, block):
-        scales[at] = max(np.abs(weight[place]).max() / 448, 1e-6)
+    for index, place in tiles(weight.shape, block):
+        scales[index] = max(np.abs(weight[place]).max() / 448, 1e-6)
     if kind in ("U8", "F8_E8M0"):
         powers = np.ceil(np.log2(scales))
         stored, scales = (powers + 127).astype(np.uint8), 2.0**powers
     else:
         stored, scales = rounded(scales, kind)
-    for at, place in tiles(weight.shape, block):
-        codes[place] = nearest(E4M3, weight[place] / scales[at])
-        exact[place] = E4M3[codes[place]] * scales[at]
+    for index, place in tiles(weight.shape, block):
+        codes[place] = nearest(E4M3, weight[place] / scales[index])
+        exact[place] = E4M3[codes[place]] * scales[index]
     shape = {"grid": grid, "scalar": (), "one": (1,), "row": grid[:1], "rows": grid, "4d": (grid[0], 1, grid[1], 1)}
     return Quantised({"": ("F8_E4M3", codes), suffix: (kind, stored.reshape(shape[form]))}, exact)
 
@@ -85,12 +85,12 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def nvfp4(weight: np.ndarray, divided: bool) -> Quantised:
-    whole = np.float32(np.abs(weight).max() / (6 * 448))
-    stored = np.float32(1) / whole if divided else whole
+    full = np.float32(np.abs(weight).max() / (6 * 448))
+    stored = np.float32(1) / full if divided else full
     grouped = weight.reshape(weight.shape[0], -1, 16)
-    scale = nearest(E4M3, np.maximum(np.abs(grouped).max(-1) / 6 / float(whole), 2.0**-6))
+    scale = nearest(E4M3, np.maximum(np.abs(grouped).max(-1) / 6 / float(full), 2.0**-6))
     factor = E4M3[scale][..., None]
-    codes = nearest(E2M1, grouped / factor / float(whole))
+    codes = nearest(E2M1, grouped / factor / float(full))
     values = (E2M1[codes] * factor).reshape(weight.shape)
     exact = values / float(stored) if divided else values * float(stored)
     packed = nibbles(codes.reshape(weight.shape))
@@ -114,9 +114,9 @@ def bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     """Return unsigned integers as 32-bit words, one Python integer for each row."""
     words = -(-codes.shape[-1] * bits // 32)
     result = np.zeros((*codes.shape[:-1], words), np.uint32)
-    for at in np.ndindex(codes.shape[:-1]):
-        stream = sum(int(code) << bits * i for i, code in enumerate(codes[at]))
-        result[at] = [stream >> 32 * i & 0xFFFFFFFF for i in range(words)]
+    for index in np.ndindex(codes.shape[:-1]):
+        stream = sum(int(code) << bits * i for i, code in enumerate(codes[index]))
+        result[index] = [stream >> 32 * i & 0xFFFFFFFF for i in range(words)]
     return result.view(np.int32)
 
 
@@ -200,7 +200,7 @@ def modelopt(name: str) -> dict[str, Any]:
 
 
 class Layout(NamedTuple):
-    """A way to store a matrix: the scheme it must be read as, `quantization_config`, and the quantisation.
+    """A storage layout: expected scheme, `quantization_config`, and quantisation.
 
     `multiple` is what rows and columns must be multiples of.
     """
@@ -296,13 +296,13 @@ def write_quantised(
         if chosen is None or not fits or any(n % m for n, m in zip(array.shape, chosen.multiple, strict=True)):
             quantised[name], exact[name] = plain(array), plain(array)
             continue
-        made = chosen.quantise(array.astype(np.float64))
-        quantised |= named(name, made.tensors)
-        exact[name] = ("F32", made.exact.astype(np.float32))
+        tensor = chosen.quantise(array.astype(np.float64))
+        quantised |= named(name, tensor.tensors)
+        exact[name] = ("F32", tensor.exact.astype(np.float32))
         names.append(name)
-    said = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
-    for folder, tensors, more in (("quantised", quantised, said), ("plain", exact, {})):
+    message = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
+    for folder, tensors, options in (("quantised", quantised, message), ("plain", exact, {})):
         (target / folder).mkdir(parents=True)
         write_tensors(target / folder / "model.safetensors", tensors)
-        (target / folder / "config.json").write_text(json.dumps(fields | more))
+        (target / folder / "config.json").write_text(json.dumps(fields | options))
     return target, names

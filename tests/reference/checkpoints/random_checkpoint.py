@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, written from what the family itself says of its tensors; no torch needed."""
+"""Tiny random checkpoints of every family, from the family's own tensor list."""
 
 import json
 from pathlib import Path
@@ -14,27 +14,16 @@ VOCABULARY = 64
 MESHES = ((8, 1, 1), (1, 2, 1), (1, 4, 1), (2, 2, 2), (1, 1, 8), (4, 1, 2))
 """Devices along data, model and expert."""
 FAMILIES: dict[str, dict[str, Any]] = {
-    "sparse_base": {},
-    "next_base": {},
-    "dense_base": {},
-    "lfm2_moe_base": {},
-    "mamba_base": {},
-    "falcon_mamba_base": {},
-    "jamba_base": {},
-    "mamba2_base": {},
-    "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2},
-    "granite_experts": {"embedding_multiplier": 1.7},
-    "falcon_base": {},
-    "kimi_base": {},
-    "ling_base": {},
-    "olmo_base": {},
-    "bamba_one_group": {},
-}
+    "sparse_base": {}, "next_base": {}, "dense_base": {}, "lfm2_moe_base": {}, "mamba_base": {},
+    "falcon_mamba_base": {}, "jamba_base": {}, "mamba2_base": {},
+    "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2}, "granite_experts": {"embedding_multiplier": 1.7},
+    "falcon_base": {}, "kimi_base": {}, "ling_base": {}, "olmo_base": {}, "bamba_one_group": {},
+}  # fmt: skip
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 
 
 def write_random_checkpoint(name: str, directory: Path, head: bool = False, seed: int = 0, **fields: Any) -> Path:
-    """Write a variant of a family with a vocabulary that devices can share; returns the directory.
+    """Write a family variant with a divisible vocabulary; return the directory.
 
     Args:
         name: of the variant.

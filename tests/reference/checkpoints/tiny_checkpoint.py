@@ -11,23 +11,11 @@ from safetensors import torch as safetensors_torch
 from tiny_variants import Variant, mtp_shapes
 
 _STEM = {
-    "qwen3_next": "Qwen3Next",
-    "qwen3_5": "Qwen3_5",
-    "qwen3_5_moe": "Qwen3_5Moe",
-    "lfm2": "Lfm2",
-    "lfm2_moe": "Lfm2Moe",
-    "kimi_linear": "KimiLinear",
-    "bailing_hybrid": "BailingHybrid",
-    "olmo_hybrid": "OlmoHybrid",
-    "mamba": "Mamba",
-    "falcon_mamba": "FalconMamba",
-    "jamba": "Jamba",
-    "mamba2": "Mamba2",
-    "nemotron_h": "NemotronH",
-    "granitemoehybrid": "GraniteMoeHybrid",
-    "bamba": "Bamba",
-    "falcon_h1": "FalconH1",
-}
+    "qwen3_next": "Qwen3Next", "qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe",
+    "kimi_linear": "KimiLinear", "bailing_hybrid": "BailingHybrid", "olmo_hybrid": "OlmoHybrid", "mamba": "Mamba",
+    "falcon_mamba": "FalconMamba", "jamba": "Jamba", "mamba2": "Mamba2", "nemotron_h": "NemotronH",
+    "granitemoehybrid": "GraniteMoeHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1",
+}  # fmt: skip
 _VISION = {
     "depth": 1,
     "hidden_size": 16,
@@ -77,7 +65,7 @@ def _new_model(variant: Variant) -> Any:
 
 
 def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> None:
-    """Replaces the initial weights, which are degenerate for a test, by ones that make every part of the model matter.
+    """Replace degenerate initial weights, so that every part of the model matters.
 
     Transformers starts the pad row at zero, the norms and `dt_bias` at constants and the router near zero. Its `A_log`
     goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked

@@ -59,23 +59,11 @@ def _rope(factor: float, theta: float = 10000.0, sections: tuple[int, int, int] 
 
 
 BASE: dict[str, Any] = {
-    "vocab_size": 331,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 512,
-    "num_hidden_layers": 4,
-    "tie_word_embeddings": False,
-}
+    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 512, "num_hidden_layers": 4, "tie_word_embeddings": False,
+}  # fmt: skip
 MOE = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -117,17 +105,10 @@ QWEN = (
 )  # fmt: skip
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 331,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
+    "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 LFM_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 LFM = (
     Variant("lfm2_base", "lfm2", SMALL | LFM_LAYERS | {"block_auto_adjust_ff_dim": False}),
@@ -236,7 +217,7 @@ VARIANTS = QWEN + LFM + MAMBA + KIMI + LING + OLMO
 
 
 def shrunk(variant: Variant) -> Variant:
-    """The variant at hidden size 32 and vocabulary 97, small enough to keep its checkpoint in the repository.
+    """Return the variant at hidden size 32, vocabulary 97, for the repository.
 
     At most three layers: compiling is most of the time that a test of it takes.
     """
@@ -287,7 +268,7 @@ OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.f
 
 
 def mtp_shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
-    """The tensors of a multi-token-prediction head, an expert's matrices one by one; a few of those nobody reads."""
+    """Shapes of an MTP head's tensors with separate experts; some are unused."""
     text = variant.text
     hidden = text["hidden_size"]
     if variant.family not in {qwen.family for qwen in QWEN}:

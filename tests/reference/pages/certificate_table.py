@@ -1,4 +1,4 @@
-"""The table of certificates.md: what is known of each step of each family, of the checkpoints in tests/golden."""
+"""The table of certificates.md: each family's steps, for checkpoints in tests/golden."""
 
 import json
 import re
@@ -16,14 +16,9 @@ from models import family_of
 
 LANES, TOKENS = 4, 8
 STEPS = (
-    f"prompts, {LANES} x {TOKENS}",
-    f"decoding, {LANES} x 1",
-    f"verification, {LANES} x 5",
-    f"scoring, {LANES} x {TOKENS}",
-    "copy of a row",
-    "parts of a row kept and put back",
-    "decoding, 1 x 1, bfloat16",
-)
+    f"prompts, {LANES} x {TOKENS}", f"decoding, {LANES} x 1", f"verification, {LANES} x 5",
+    f"scoring, {LANES} x {TOKENS}", "copy of a row", "parts of a row kept and put back", "decoding, 1 x 1, bfloat16",
+)  # fmt: skip
 """The parts of a row are its arrays of fixed size and, where there are any, those that grow: two steps for each."""
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
@@ -56,23 +51,23 @@ def certified(checkpoint: str) -> Row:
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=TOKENS)
     shapes = all_shapes(lm.engine, only_full=True, drafts=True)
     assert len(shapes) == len(STEPS) - 2 and isinstance(shapes[-1], CopyShape)
-    alone = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
+    engine = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
     verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
     verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
-    verdicts.append(verdict([alone.program(Shape("generate", 1, 1)).certificate]))
+    verdicts.append(verdict([engine.program(Shape("generate", 1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 
 
 def verdict(certificates: list[Certificate]) -> str:
-    """Return "proved, audited; 2 copies (conv)" or the like: pool-sized copies, and the pools that they may be of."""
-    known = ["proved", "audited"]
-    for one in certificates:
-        assert one.holds and all(getattr(one, name) for name in known), one.report()
-    count = sum(len(one.copies) for one in certificates)
+    """Return "proved, audited; 2 copies (conv)" or similar."""
+    table = ["proved", "audited"]
+    for certificate in certificates:
+        assert certificate.holds and all(getattr(certificate, name) for name in table), certificate.report()
+    count = sum(len(item.copies) for item in certificates)
     if not count:
-        return ", ".join(known)
-    kinds = sorted({re.split(r"\W+", pool.path)[-1] for one in certificates for pool in one.pools if pool.copies})
-    return f"{', '.join(known)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
+        return ", ".join(table)
+    kinds = sorted({re.split(r"\W+", pool.path)[-1] for item in certificates for pool in item.pools if pool.copies})
+    return f"{', '.join(table)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
 
 
 def table(rows: list[Row]) -> str:

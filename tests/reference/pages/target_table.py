@@ -113,7 +113,7 @@ class ModelRow:
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
-    """Compile every step of a checkpoint for a target, or take the reports that are kept.
+    """Compile every step of a checkpoint for a target, or take stored reports.
 
     One without experts has no rows on a mesh that splits them.
 
@@ -154,7 +154,7 @@ def model_jobs() -> list[tuple[str, str]]:
 
 
 def model_row(model: str, target: str, step: str) -> ModelRow:
-    """Compile a step of a published model for a target, and the move of a row, which says how rows are laid out."""
+    """Compile a published model's step and row move for a target."""
     name, _, mesh = target.partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -190,19 +190,19 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         order = [(model, target, step) for model in MODELS for step, target in model_jobs()]
         listed = sorted(models, key=lambda row: order.index((row.model, row.target, row.step)))
         lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(row).values()) for row in listed)]
-        found = {(row.model, row.target, row.step) for row in models}
-        absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in found]
+        out = {(row.model, row.target, row.step) for row in models}
+        absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in out]
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
     for target in sorted({row.target for row in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
-        here = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
-        good = sum(row.good for row in here)
-        lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
-        lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(row).values())[1:]) for row in here)]
-        absent = [name for name in NAMES if name not in {row.checkpoint for row in here}]
-        alone = [name for name in absent if not is_split(name, target)]
-        missing = [name for name in absent if name not in alone]
-        lines += ["", f"Without experts: {', '.join(alone)}."] if alone else []
+        source = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
+        good = sum(row.good for row in source)
+        lines = [f"## {target}: {good} of {len(source)} steps without a finding", ""]
+        lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(row).values())[1:]) for row in source)]
+        absent = [name for name in NAMES if name not in {row.checkpoint for row in source}]
+        names = [name for name in absent if not is_split(name, target)]
+        missing = [name for name in absent if name not in names]
+        lines += ["", f"Without experts: {', '.join(names)}."] if names else []
         lines += ["", f"Not compiled: {', '.join(missing)}."] if missing else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint whose experts are one tensor each, and says what memory that took and which tensors were read.
+"""Load a checkpoint of single-expert tensors; print memory and read tensors.
 
 python load_memory.py toy FOLDER STORED WANTED DEVICES       parameters of every kind, `model` axis of DEVICES devices
 python load_memory.py lm FOLDER STORED WANTED                a model, by `hybridlm.load`
@@ -37,25 +37,12 @@ EXPERTS, EXPERT_ROWS = 64, 128
 """The stack of experts is eight times as large as the largest tensor."""
 
 MODEL: dict[str, Any] = {
-    "model_type": "qwen3_5_moe",
-    "vocab_size": 4096,
-    "hidden_size": 512,
-    "num_hidden_layers": 2,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "num_experts": 64,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 64,
-    "eos_token_id": 0,
-}
+    "model_type": "qwen3_5_moe", "vocab_size": 4096, "hidden_size": 512, "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"], "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 32, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4, "num_experts": 64, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 64, "eos_token_id": 0,
+}  # fmt: skip
 WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
 """Model whose MLPs have matrices of 25 million numbers each."""
 SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
@@ -88,7 +75,7 @@ TOY = Family("toy", ("toy",), _no_config, toy_weights, (), ())
 
 
 def write(folder: Path, config: Mapping[str, Any], weights: list[Weight], dtype: str) -> None:
-    """A checkpoint of the last layout that each parameter may have, which for experts is a tensor each."""
+    """Write the last layout of each parameter: one tensor per expert."""
     folder.mkdir(exist_ok=True)
     if (folder / "config.json").exists():
         return
@@ -109,7 +96,7 @@ def write(folder: Path, config: Mapping[str, Any], weights: list[Weight], dtype:
 
 
 def toy_cuts(axis: str) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
-    """Along `model`: rows in two parts, columns of experts, and rows in another order; along `expert`: experts."""
+    """Cuts along `model`: row parts, expert columns, reordered rows; along `expert`: experts."""
     if axis == "expert":
         return {("experts",): (shard_experts(EXPERTS),)}
     halves = (shard_outputs(*(Segment(ROWS // 2, ROWS // 2),) * 2),)
@@ -126,7 +113,7 @@ def anonymous() -> int:
 
 
 def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
-    """Bytes that loading needed above those before: at most, and at its end; what this process keeps; the reads."""
+    """Bytes for loading: peak and end above the start; kept bytes; reads."""
     read, reads = CheckpointDirectory.read, []
 
     def counted(self: CheckpointDirectory, name: str) -> np.ndarray:
@@ -148,8 +135,8 @@ def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
     end = anonymous()
     stop.set()
     thread.join()
-    kept = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
-    return {"peak": max(peak[0], end) - start, "end": end - start, "kept": kept, "reads": reads}
+    total = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+    return {"peak": max(peak[0], end) - start, "end": end - start, "kept": total, "reads": reads}
 
 
 def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
@@ -163,7 +150,7 @@ def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
     write_gguf(folder / "model.gguf", "qwen35", GGMLQuantizationType[kind], changes=decays, source=folder)
 
 
-def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> None:
+def main(case: str, folder: Path, stored: str, wanted: str = "", *args: str) -> None:
     if case == "write":
         write_blocks(folder, WIDE | GGUF, stored)
         write_blocks(folder / "small", SMALL | GGUF, stored)
@@ -205,11 +192,11 @@ def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> 
         write(folder, {}, toy_weights(None), stored)
         shards = {}
         if case == "share":
-            port, count, number = map(int, more)
+            port, count, number = map(int, args)
             jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
             shards = Placement(hybridlm.mesh(expert=count)).shards(toy_weights(None), toy_cuts("expert"))
-        elif int(more[0]) > 1:
-            shards = Placement(hybridlm.mesh(model=int(more[0]))).shards(toy_weights(None), toy_cuts("model"))
+        elif int(args[0]) > 1:
+            shards = Placement(hybridlm.mesh(model=int(args[0]))).shards(toy_weights(None), toy_cuts("model"))
         checkpoint = open_directory(folder)
 
         def load() -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Mutants at the edges of what the proof can see: calls, callbacks, references, meshes."""
+"""Mutants at the proof's limits: calls, callbacks, references, meshes."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def _double_rule(size: int, batched: Any, x: Any) -> Any:
 
 
 def vmap_rule(pool, slots, x, w):
-    """The rule for `vmap` is not what the function does."""
+    """The `vmap` rule differs from the function."""
     y, pool = rows.plain_step(pool, slots, x, w)
     return jax.vmap(double)(y), pool
 
@@ -132,7 +132,7 @@ def same_result_claimed(w, state, x, lengths):
 
 
 def rows_of_one_device(w, state, slots, x):
-    """Global row numbers on a pool that is split over devices: each clamps to its own rows."""
+    """Global row numbers on a split pool clamp to each device's rows."""
     state = jnp.concatenate([state, state[:1]])
     split = P("model")
     run = jax.shard_map(
@@ -149,12 +149,12 @@ def rows_of_one_device(w, state, slots, x):
     return out + y, new
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **more: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **more)
+def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
+    return wrong(PLAIN, id, source, description, step, *kinds, **options)
 
 
-def _sharded(id: str, source: str, description: str, local: Any, **more: Any) -> Any:
-    return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **more)
+def _sharded(id: str, source: str, description: str, local: Any, **options: Any) -> Any:
+    return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **options)
 
 
 MUTANTS = (

@@ -92,10 +92,7 @@ def test_gradients_reach_every_parameter_and_are_right(text_lm: hybridlm.LM) -> 
     direction = {name: rng.normal(size=p.shape).astype(np.float32) for name, p in params.items()}
     slope = sum(float(np.vdot(gradient[name], direction[name])) for name in gradient)
     size = np.float32(1e-3)
-
-    def moved(step: np.float32) -> float:
-        return float(loss({name: jnp.asarray(p + step * direction[name]) for name, p in params.items()}))
-
+    moved = lambda step: float(loss({name: jnp.asarray(p + step * direction[name]) for name, p in params.items()}))
     assert (moved(size) - moved(-size)) / (2 * size) == pytest.approx(slope, rel=0.05, abs=0.05)
     assert np.isfinite(float(value))
 
@@ -155,10 +152,7 @@ def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) ->
 def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
     """Values only; a long test checks gradients through `vmap` and `shard_map`."""
     tokens = jnp.array([TOKENS, TOKENS[::-1], TOKENS, TOKENS[2:] + TOKENS[:2]], jnp.int32)
-
-    def logprobs(params, tokens):
-        return text_lm.forward(tokens, params=params, logits=False).logprobs
-
+    logprobs = lambda params, tokens: text_lm.forward(tokens, params=params, logits=False).logprobs
     lanes = jax.P("data")
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("data",), axis_types=auto, devices=jax.devices()[:2])
@@ -195,9 +189,7 @@ def test_every_family_in_every_mode_mapped_and_sharded(tmp_path: Path, name: str
     slope = sum(np.vdot(a, b) for a, b in zip(flat(gradient), flat(moves), strict=True))
     assert float(jax.jvp(loss, operands, moves)[1]) == pytest.approx(slope, rel=2e-3)
     assert float(jax.linearize(loss, *operands)[1](*moves)) == pytest.approx(slope, rel=2e-3)
-
-    def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
-        return lm.forward(tokens, params=params, logits=False).logprobs
+    logprobs = lambda params, tokens: lm.forward(tokens, params=params, logits=False).logprobs
 
     def value_and_gradient(fn: Any) -> list[Any]:
         value, by_params = jax.value_and_grad(lambda params: fn(params, tokens).sum())(lm.params)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filled import nan_token
 
 import hybridlm
 from hybridlm.openai_batch.request import CHAT, COMPLETIONS
@@ -81,18 +82,12 @@ def test_sessions(text_lm: hybridlm.LM) -> None:
 
 
 def test_a_prompt_without_finite_numbers_ends_its_request(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean, place = engine.params, list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == place else p for i, p in enumerate(clean))
-    try:
-        with text_lm.session() as session:
-            session.submit([5, 6, 7], prompt_logprobs=0, max_tokens=1)
-            session.submit([5, 9, 7], prompt_logprobs=0, max_tokens=1)
-            with pytest.raises(hybridlm.NumericalError, match=r"request 1"):
-                session.step()
-            assert set(session.errors) == {1}
-    finally:
-        engine.params = clean
+    with nan_token(text_lm), text_lm.session() as session:
+        session.submit([5, 6, 7], prompt_logprobs=0, max_tokens=1)
+        session.submit([5, 9, 7], prompt_logprobs=0, max_tokens=1)
+        with pytest.raises(hybridlm.NumericalError, match=r"request 1"):
+            session.step()
+        assert set(session.errors) == {1}
 
 
 def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM) -> None:

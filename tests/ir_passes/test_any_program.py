@@ -74,9 +74,7 @@ def test_everything_that_jax_traces_is_proved_or_refused(name, by) -> None:
 
 
 def test_the_catalogue_has_programs_that_are_proved_and_programs_that_are_refused() -> None:
-    def verdict(name: str) -> bool:
-        return looked_at(*by_lanes(ALL[name]))
-
+    verdict = lambda name: looked_at(*by_lanes(ALL[name]))
     assert all(
         map(
             verdict,

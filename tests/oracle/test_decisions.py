@@ -70,9 +70,7 @@ WORDS = "the order was charged twice and nobody answered naïve 漢 <|im_end|> r
 def many(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Requests of every kind with questions about own and shared states."""
     rng = random.Random(seed)
-
-    def text(limit: int) -> str:
-        return " ".join(rng.choices(WORDS, k=rng.randint(1, limit)))
+    text = lambda limit: " ".join(rng.choices(WORDS, k=rng.randint(1, limit)))
 
     def question() -> dict[str, Any]:
         kind = rng.choice(["noul", "choice", "score"])

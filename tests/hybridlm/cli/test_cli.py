@@ -253,9 +253,7 @@ def test_settings_reach_load(command: tuple[str, ...], in_folder: Path, monkeypa
 def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     """Others have no standard input, and may not see the files."""
 
-    def load(model: str, **settings: Any) -> Any:
-        return types.SimpleNamespace(run_worker=lambda: True)
-
+    load = lambda model, **settings: types.SimpleNamespace(run_worker=lambda: True)
     monkeypatch.setattr(options, "load", load)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert printed(*command, "-m", "M", stdin="") == ""
@@ -726,10 +724,7 @@ def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypa
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Results as lm_eval returns them; lm_eval itself is not installed."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
-
-    def matching(names: list[str]) -> list[str]:
-        return [name for name in ("any", "another") if fnmatch.filter([name], names[0])]
-
+    matching = lambda names: [name for name in ("any", "another") if fnmatch.filter([name], names[0])]
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
         "lm_eval.tasks": {"TaskManager": lambda include_path: types.SimpleNamespace(match_tasks=matching)},

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from decision_checkpoint import TOGETHER, write_jev
+from filled import nan_token
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -100,19 +101,13 @@ def test_labels_are_distinct_single_tokens(text_lm: hybridlm.LM, tmp_path: Path)
 
 
 def test_numbers_that_are_none_stop_it(lm: hybridlm.LM, tmp_path: Path) -> None:
-    clean = lm.engine.params
     assert lm.tokenizer is not None
-    token = lm.tokenizer.token_to_id("@")
-    where = list(lm.params).index("embed_tokens")
-    lm.engine.params = tuple(p.at[token].set(np.nan) if i == where else p for i, p in enumerate(clean))
     requests = [{"id": i, "state": state, "questions": QUESTIONS} for i, state in enumerate(["a", "@", "b"])]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(request) + "\n" for request in requests))
-    try:
+    with nan_token(lm, lm.tokenizer.token_to_id("@")):
         with pytest.raises(hybridlm.NumericalError, match=r"requests\[1\]: "):
             lm.decide_requests([{"state": request["state"], "questions": QUESTIONS} for request in requests])
         assert lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl").errors == 1
-    finally:
-        lm.engine.params = clean
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert ["error" in row for row in rows] == [False, True, False] and rows[1]["error"].startswith("line 2: ")
 

@@ -218,10 +218,7 @@ def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -
     directory = write_random_checkpoint("sparse_base", tmp_path)
     item, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
     tokens = np.random.default_rng(0).integers(64, size=(2, 15))
-
-    def loss(params: Any, lm: hybridlm.LM) -> Any:
-        return jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
-
+    loss = lambda params, lm: jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
     for settings in (tokens, tokens[0]):
         actual, expected = (lm.forward(settings, return_states=True) for lm in (over, item))
         np.testing.assert_allclose(actual.logits, expected.logits, rtol=0, atol=2e-3)

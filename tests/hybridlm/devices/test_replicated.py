@@ -49,9 +49,7 @@ def of_lanes(contract: LaneContract) -> Any:
 
 
 def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
-    def apart(array: Any) -> Any:
-        return array.reshape(DEVICES, EACH, *array.shape[1:])
-
+    apart = lambda array: array.reshape(DEVICES, EACH, *array.shape[1:])
     split = of_lanes(contract)
     tree = jax.tree.map(lambda lanes, part: jax.tree.map(apart, part) if lanes else part, split, args)
     return jax.pmap(step, in_axes=jax.tree.map(lambda lanes: 0 if lanes else None, split)), tree
@@ -59,10 +57,7 @@ def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[R
 
 def over_data(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
     mesh = hybridlm.mesh(data=DEVICES)
-
-    def placed(lanes: bool, part: Any) -> Any:
-        return jax.device_put(part, NamedSharding(mesh, P("data") if lanes else P()))
-
+    placed = lambda lanes, part: jax.device_put(part, NamedSharding(mesh, P("data") if lanes else P()))
     tree = jax.tree.map(placed, of_lanes(contract), args)
     return jax.jit(sharded(step, tree, contract, mesh)), tree
 

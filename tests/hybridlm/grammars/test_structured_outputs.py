@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import nan_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,14 +221,8 @@ def test_masks_of_logits(vocab: int) -> None:
 
 @pytest.mark.slow
 def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
-    engine, clean = text_lm.engine, text_lm.engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError):
-            text_lm.generate([[5, 6], [5, 9]], structured_outputs={"choice": CHOICES})
-    finally:
-        engine.params = clean
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError):
+        text_lm.generate([[5, 6], [5, 9]], structured_outputs={"choice": CHOICES})
 
 
 def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:

@@ -50,9 +50,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     """Every step that a runner dispatches, with a digest of its operands."""
     results: dict[Any, list[Any]] = {}
     run, move = OneProcess.run, OneProcess.move
-
-    def digest(*operands: Any) -> list[int]:
-        return [zlib.crc32(np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(operands)]
+    digest = lambda *operands: [zlib.crc32(np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(operands)]
 
     def recorded_run(self: Any, step: PoolStep, examples: Any) -> Any:
         results[self].append((str(step.shape), step.pool.size, digest(step.inputs)))

@@ -88,15 +88,9 @@ def in_float64(lm: hybridlm.LM, tokens: list[int]) -> np.ndarray:
     p = {name: np.asarray(value, np.float64) for name, value in lm.params.items()}
     heads, key, writes = CONFIG["num_heads"], CONFIG["head_dim"], CONFIG["num_householder"]
     value = int(key * CONFIG["expand_v"])
-
-    def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
-
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
-
-    def unit(x: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
+    normed = lambda x, weight: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))
+    unit = lambda x: x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
 
     def mixed(x: np.ndarray, path: str) -> np.ndarray:
         taps = p[f"{path}.conv1d"][:, 0].T

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
+from filled import nan_token
 from toy_scorer import NO_MODEL, run_toy
 
 import hybridlm
@@ -383,21 +383,13 @@ def test_stop_strings_and_ids(text_lm: hybridlm.LM):
 
 
 def test_logits_that_are_no_numbers_are_an_error_of_their_line(text_lm: hybridlm.LM, tmp_path: Path):
-    engine, clean = text_lm.engine, text_lm.engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        answers = answered(
-            model_of(text_lm),
-            [
-                line("drawn", prompt=[[5, 6], [5, 9], [5, 7]], max_tokens=2, temperature=0, stop_token_ids=[9]),
-                line("scored", prompt=[5, 9, 8], max_tokens=0, echo=True, logprobs=0),
-                line("good", prompt=[[5, 6, 7], [5, 7]], max_tokens=0, echo=True, logprobs=0),
-            ],
-            tmp_path,
-        )
-    finally:
-        engine.params = clean
+    lines = [
+        line("drawn", prompt=[[5, 6], [5, 9], [5, 7]], max_tokens=2, temperature=0, stop_token_ids=[9]),
+        line("scored", prompt=[5, 9, 8], max_tokens=0, echo=True, logprobs=0),
+        line("good", prompt=[[5, 6, 7], [5, 7]], max_tokens=0, echo=True, logprobs=0),
+    ]
+    with nan_token(text_lm):
+        answers = answered(model_of(text_lm), lines, tmp_path)
     assert [row["response"]["status_code"] for row in answers] == [500, 500, 200]
     assert answers[0]["error"]["message"].startswith("line 1: choice 1: token 2: expected finite numbers")
     assert answers[1]["error"]["message"].startswith("line 2: prompt 0: token")

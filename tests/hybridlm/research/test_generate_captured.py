@@ -74,9 +74,7 @@ def test_files(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_nothing_is_left_of_a_call_that_fails(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    def processor(logits: jax.Array, last: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.numpy.where(position > 9, jax.numpy.nan, logits)
-
+    processor = lambda logits, last, position: jax.numpy.where(position > 9, jax.numpy.nan, logits)
     with pytest.raises(hybridlm.NumericalError):
         text_lm.generate(PROMPTS[:1], max_tokens=6, states=True, logits_processor=processor, capture_to=tmp_path / "x")
     assert list((tmp_path / "x").iterdir()) == []

@@ -42,13 +42,8 @@ def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None
     types = RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 4096).layers
     settings = ForwardSettings(((CHUNK, -(-TOKENS // CHUNK)),), 1, 1, kv_blocks(TOKENS), types, False, False, None)
     tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
-
-    def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
-        return run(structure, params, tokens, None, None, start, settings)[0]
-
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        return -jnp.mean(logprobs(params, tokens)[:, :-1])
-
+    logprobs = lambda params, tokens: run(structure, params, tokens, None, None, start, settings)[0]
+    loss = lambda params, tokens: -jnp.mean(logprobs(params, tokens)[:, :-1])
     forward = memory(jax.jit(logprobs).lower(params, tokens).compile())
     gradient = memory(jax.jit(jax.grad(loss)).lower(params, tokens).compile())
     sizes = sum(param.size * param.dtype.itemsize for param in params)

@@ -83,10 +83,7 @@ def test_lanes_keep_their_bits() -> None:
 def test_kernel_is_proved_from_the_inside() -> None:
     logits, of = lanes(300)
     contract = LaneContract((Lane(), jax.tree.map(lambda _: Lane(), of), Lane(), Shared()), (Lane(),))
-
-    def step(*args: Any) -> Any:
-        return (sample_tokens(*args, devices=KERNELS),)
-
+    step = lambda *args: (sample_tokens(*args, devices=KERNELS),)
     proof = prove_isolation(step, (logits, of, np.zeros(LANES, np.int32), np.int32(FILTERED)), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)

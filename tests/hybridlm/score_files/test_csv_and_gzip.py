@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from toy_scorer import NO_MODEL, TOY, read_lines, run_toy, score, toy, write_lines
+from toy_scorer import NO_MODEL, TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
-import hybridlm
 from hybridlm.score_files import lines
 from hybridlm.score_files.divergence_task import MEANS, _rows
 
@@ -86,14 +85,7 @@ def test_rows_are_equal_in_each_format(inputs: Path, input: str, output: str) ->
 @pytest.mark.parametrize("input", INPUTS[:3])
 def test_interrupted_run_continues(inputs: Path, input: str, output: str) -> None:
     run_toy(TOY, inputs / input, inputs / f"whole-{output}", window=2)
-    calls: list[int] = []
-
-    def failing(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-        calls.append(len(texts))
-        if len(calls) in (2, 4):
-            raise ZeroDivisionError
-        return score(texts)
-
+    failing = interrupted(score, 1, 3, error=ZeroDivisionError())
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             run_toy(toy(failing), inputs / input, inputs / output, window=2)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
+from toy_scorer import TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.score_files import order
@@ -114,16 +114,8 @@ def test_continues_with_the_same_bytes(
     request: dict[str, Any] = {"window": 4, "sort_window": 5000}
     run_toy(LONG, texts, tmp_path / f"whole-{output}", **request)
     run_toy(LONG, texts, tmp_path / f"plain-{output}", window=4, sort_window=0)
-    calls = []
-
-    def some(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-        calls.append(len(texts))
-        if len(calls) > parts:
-            raise KeyboardInterrupt
-        return score(texts)
-
     with pytest.raises(KeyboardInterrupt):
-        run_toy(toy(some, long_ids), texts, tmp_path / output, **request)
+        run_toy(toy(interrupted(score, parts), long_ids), texts, tmp_path / output, **request)
     with pytest.raises(ValueError, match="sort window: 5000 bytes there, 0 bytes now"):
         run_toy(LONG, texts, tmp_path / output, window=4, sort_window=0)
     report = run_toy(LONG, texts, tmp_path / output, **request)
@@ -158,15 +150,8 @@ def test_saved_tokens_of_earlier_runs_count(
 ) -> None:
     texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
     full = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
-    scores, calls = text_lm.text_model.scores, itertools.count()
-
-    def some(*args: Any, **settings: Any) -> Any:
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return scores(*args, **settings)
-
     with monkeypatch.context() as patch:
-        patch.setattr(text_lm.text_model, "scores", some)
+        patch.setattr(text_lm.text_model, "scores", interrupted(text_lm.text_model.scores, 2))
         with pytest.raises(KeyboardInterrupt):
             text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
     report = text_lm.score_file(texts, tmp_path / "out.parquet", window=6)

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from toy_scorer import interrupted
 
 import hybridlm
 from hybridlm import Intervention
@@ -161,16 +162,9 @@ def test_interventions_of_all_rows_beside_what_is_read(text_lm: hybridlm.LM, tex
 
 
 def _interrupted(lm: hybridlm.LM, texts: Path, first: list[Intervention], then: list[Intervention]) -> None:
-    full, output, calls = lm.text_model.scores, texts.parent / "parts.jsonl", []
-
-    def stops(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return full(*args, **options)
-
+    output = texts.parent / "parts.jsonl"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm.text_model, "scores", stops)
+        patch.setattr(lm.text_model, "scores", interrupted(lm.text_model.scores, 1))
         with pytest.raises(KeyboardInterrupt):
             lm.score_file(texts, output, window=3, interventions=first)
     lm.score_file(texts, output, window=3, interventions=then)

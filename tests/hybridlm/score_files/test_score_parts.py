@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
+from toy_scorer import TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.files.parts import Parts
@@ -37,15 +37,7 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def stopping(windows: int, error: BaseException | None = None) -> RowTask:
     """Raises after so many windows."""
-    calls = []
-
-    def some(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-        calls.append(len(texts))
-        if len(calls) > windows:
-            raise error or Stopped
-        return score(texts)
-
-    return toy(some)
+    return toy(interrupted(score, windows, error=error or Stopped()))
 
 
 def interrupt(texts: Path, output: Path, windows: int = 2, **settings: Any) -> Path:
@@ -302,9 +294,7 @@ def test_parts_reach_the_disk_before_the_manifest_names_them(texts: Path, monkey
         results = [path.name for path in (texts.parent, *texts.parent.rglob("*")) if same(path, descriptor)]
         order.extend(results)
 
-    def same(path: Path, descriptor: int) -> bool:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-
+    same = lambda path, descriptor: os.path.samestat(path.stat(), os.fstat(descriptor))
     monkeypatch.setattr(os, "fsync", sync)
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (order.append("rename"), rename(*paths)))

@@ -88,9 +88,7 @@ def test_each_state_is_that_of_its_position_among_others(text_lm: hybridlm.LM) -
 
 
 def test_positions_are_operands(text_lm: hybridlm.LM) -> None:
-    def compiled() -> int:
-        return len(text_lm.engine.programs.shapes)
-
+    compiled = lambda: len(text_lm.engine.programs.shapes)
     first = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[[4], [0], [3]])
     count = compiled()
     mask = np.arange(13) == 9

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparison import padded
+from filled import nan_token
 
 import hybridlm
 from hybridlm.requests.results import Score
@@ -143,12 +144,5 @@ def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, fields: dict[str, Any]
 
 
 def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean = engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
-            text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]], token_ids=IDS, top=6, entropy=True)
-    finally:
-        engine.params = clean
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
+        text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]], token_ids=IDS, top=6, entropy=True)

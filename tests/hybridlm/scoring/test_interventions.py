@@ -173,12 +173,8 @@ def test_states(lm: hybridlm.LM) -> None:
             state[slice(None) if head is None else head] *= np.float32(0.25)
         return state
 
-    def replaced(i: int, name: str, state: np.ndarray) -> np.ndarray:
-        return value if (i, name) == (layer, array) else state
-
-    def patched(i: int, name: str, state: np.ndarray) -> np.ndarray:
-        return donor.state(i, name)[0] if (i, name) in places else state
-
+    replaced = lambda i, name, state: value if (i, name) == (layer, array) else state
+    patched = lambda i, name, state: donor.state(i, name)[0] if (i, name) in places else state
     requests = [
         [Intervention.scale_state(layer, 0.25, head=head, array=array, positions=4)],
         [Intervention.replace_state(layer, value, array=array, positions=[6])],

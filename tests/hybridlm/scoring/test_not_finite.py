@@ -1,8 +1,7 @@
 """No NaN or infinity leaves a model: errors name the text or row."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import changed_parameter
 
 import hybridlm
 from hybridlm import Intervention
@@ -21,17 +21,6 @@ from ir_passes.files.strict_json import parse_json
 
 TEXTS = [[5, 6, 7, 8], [5, 6, 9, 8, 11], [7]]
 NAN_TOKEN = 9
-
-
-@contextmanager
-def changed(lm: hybridlm.LM, name: str, change: Callable[[jax.Array], jax.Array]) -> Iterator[None]:
-    """Run with one parameter changed."""
-    clean, where = lm.engine.params, list(lm.params).index(name)
-    lm.engine.params = tuple(change(param) if i == where else param for i, param in enumerate(clean))
-    try:
-        yield
-    finally:
-        lm.engine.params = clean
 
 
 def infinite_logit(head: jax.Array) -> jax.Array:
@@ -54,13 +43,16 @@ def test_the_first_place() -> None:
     lambda lm: lm.generate(TEXTS, max_tokens=4),
 ], ids=["score", "distributions", "choose", "perplexity", "divergence", "generate"])  # fmt: skip
 def test_an_infinite_logit_is_an_error(text_lm: hybridlm.LM, call: Callable[[hybridlm.LM], Any]) -> None:
-    with changed(text_lm, "lm_head", infinite_logit), pytest.raises(hybridlm.NumericalError, match=r"\[\d\]|request"):
+    with (
+        changed_parameter(text_lm, "lm_head", infinite_logit),
+        pytest.raises(hybridlm.NumericalError, match=r"\[\d\]|request"),
+    ):
         call(text_lm)
 
 
 def test_a_score_of_zero_probability_is_an_error(text_lm: hybridlm.LM) -> None:
     """Another token's infinite logit gives -inf, which is no NaN."""
-    with changed(text_lm, "lm_head", infinite_logit):
+    with changed_parameter(text_lm, "lm_head", infinite_logit):
         scores = text_lm.text_model.scores([tuple(text) for text in TEXTS])
         infinite = [np.isneginf(score.logprobs).any() for score in scores]
         assert any(infinite)
@@ -71,7 +63,7 @@ def test_files_count_the_rows(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     """Each kind of file has an error row for NaN and counts it."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"token_ids": text}) + "\n" for text in TEXTS))
-    with changed(text_lm, "embed_tokens", lambda table: table.at[NAN_TOKEN].set(jnp.inf)):
+    with changed_parameter(text_lm, "embed_tokens", lambda table: table.at[NAN_TOKEN].set(jnp.inf)):
         for name, compute in {
             "score": text_lm.score_file,
             "embed": text_lm.embed_file,
@@ -108,9 +100,7 @@ def test_a_mean_of_nothing_is_none(text_lm: hybridlm.LM, tmp_path: Path) -> None
 def test_infinite_logits_of_a_processor(text_lm: hybridlm.LM) -> None:
     """A processor may force a token; banning all tokens is an error."""
 
-    def processor(logits: jax.Array, last: jax.Array, position: jax.Array) -> jax.Array:
-        return jnp.where(position > 3, -jnp.inf, logits.at[21].set(jnp.inf))
-
+    processor = lambda logits, last, position: jnp.where(position > 3, -jnp.inf, logits.at[21].set(jnp.inf))
     settings: dict[str, Any] = {"logits_processor": processor, "logprobs": 2, "ignore_eos": True}
     (completion,) = text_lm.generate([[5, 6]], max_tokens=2, **settings)
     assert completion.token_ids == [21, 21] and np.isfinite(completion.logprobs or [np.nan]).all()
@@ -118,7 +108,7 @@ def test_infinite_logits_of_a_processor(text_lm: hybridlm.LM) -> None:
         with pytest.raises(hybridlm.GrammarError, match=r"request 0.* 4: "):
             text_lm.generate([[5, 6]], max_tokens=8, temperature=temperature, **settings)
     with (
-        changed(text_lm, "lm_head", infinite_logit),
+        changed_parameter(text_lm, "lm_head", infinite_logit),
         pytest.raises(hybridlm.NumericalError, match="request 0: token 2"),
     ):
         text_lm.generate([[5, 6]], max_tokens=8, **settings)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from comparison import padded
+from filled import nan_token
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS
 
@@ -166,15 +167,8 @@ def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none_stop_it(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean = engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
-            text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
-        common = [5] * 5 + [9] + [5] * 10
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 5: "):
-            text_lm.embed([[5], [*common, 6], [*common, 7]])
-    finally:
-        engine.params = clean
+    common = [5] * 5 + [9] + [5] * 10
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
+        text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 5: "):
+        text_lm.embed([[5], [*common, 6], [*common, 7]])

@@ -202,10 +202,7 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     total = sum(len(ids) - 1 for ids in full)
     assert total > 64 * 2000
     want = cold(lm, full, monkeypatch)
-
-    def processed() -> int:
-        return lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
-
+    processed = lambda: lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
     logits = processed()
     assert same(lm.score(full), want)
     actual = processed() - logits

@@ -17,7 +17,6 @@ from hybridlm.cli import verify
 from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.engine.engine import Engine
 from hybridlm.loading import load
 from hybridlm.programs.shapes import CopyShape
 from ir_passes.targets import read_target
@@ -75,9 +74,7 @@ def run(*options: str) -> Result:
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step is proved; the others equal any abstract model's."""
 
-    def shapes(engine: Engine, *_: object, **__: object) -> list[CopyShape]:
-        return [CopyShape(engine.lanes, engine.lanes)]
-
+    shapes = lambda engine, *_, **__: [CopyShape(engine.lanes, engine.lanes)]
     monkeypatch.setattr(verify, "all_shapes", shapes)
     results = [
         run(),

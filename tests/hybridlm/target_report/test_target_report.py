@@ -59,9 +59,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         module.__spec__ = ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)
 
-    def topology(topology: str = "1", **_: Any) -> Any:
-        return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
-
+    topology = lambda topology="1", **_: SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
     monkeypatch.setattr(topologies, "get_topology_desc", topology)
     initial = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
@@ -168,10 +166,7 @@ def test_fit_at_the_last_byte() -> None:
 def test_longest_context() -> None:
     result = engine("sparse_base", context=128)
     weights = result.parameters_on_a_device[1]
-
-    def row(context: int) -> int:
-        return engine("sparse_base", context=context).row_bytes_on_a_device
-
+    row = lambda context: engine("sparse_base", context=context).row_bytes_on_a_device
     fit = fit_of(result, weights + 8 * row(384), "gpu", 0, None)
     assert (fit.longest_context, fit.context) == (384, 128)
     assert fit_of(result, weights + 8 * row(384) - 1, "gpu", 0, None).longest_context == 256
@@ -202,9 +197,7 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, sav
 def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
     """Loops over cache blocks count fully; further expert passes count as none."""
 
-    def kernel(name: str, loop: str | None, moved: int) -> ScheduledKernel:
-        return ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
-
+    kernel = lambda name, loop, moved: ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     result = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
     step: Any = SimpleNamespace(kernels=Kernels(result), certificate=None)
@@ -267,10 +260,7 @@ def test_steps_are_exported_for_the_platform_of_the_target(
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     result, export = list[Any](), exported.jax_export.export
-
-    def noted(*args: Any, **options: Any) -> Any:
-        return lambda *types: result.append(export(*args, **options)(*types)) or result[-1]
-
+    noted = lambda *args, **options: lambda *types: result.append(export(*args, **options)(*types)) or result[-1]
     monkeypatch.setattr(exported.jax_export, "export", noted)
     step = engine("dense_interval", target).program(DECODE)
     text = step.export().text

@@ -251,9 +251,7 @@ def test_chat(tokenizer: Tokenizer) -> None:
 
 
 def test_where_templates_come_from(tmp_path: Path) -> None:
-    def source(text: str) -> str:
-        return text + "{{ messages[0].content }}"
-
+    source = lambda text: text + "{{ messages[0].content }}"
     named = [{"name": name, "template": source(name)} for name in ("default", "tool_use", "rag")]
     tokenizer = load(save(tmp_path, named))
     assert tokenizer.apply_chat_template(CHAT) == "defaultSei höflich."

@@ -289,14 +289,9 @@ def test_fingerprint_sees_what_a_program_does() -> None:
 
 
 def test_fingerprint_of_a_contract_sees_every_entry() -> None:
-    def step(pool, slots, x):
-        return pool.at[slots].set(x), x
-
+    step = lambda pool, slots, x: (pool.at[slots].set(x), x)
     args = (jnp.zeros((8, 4)), jnp.arange(1, 4, dtype=jnp.int32), jnp.ones((3, 4)))
-
-    def bound(pool: Pool, slots: SlotMap) -> str:
-        return fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
-
+    bound = lambda pool, slots: fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
     item = bound(Pool("s"), SlotMap("s", 8))
     rest = [
         bound(Pool("s"), SlotMap("s", 7)),

@@ -48,10 +48,7 @@ def step_of(w: Any, pool: Any, slots: Any, x: Any) -> tuple[Out, Any]:
 
 def args(seed: int = 0) -> tuple[Any, ...]:
     random = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(random.normal(size=shape).astype(np.float32))
-
+    normal = lambda *shape: jnp.asarray(random.normal(size=shape).astype(np.float32))
     return normal(WIDTH, WIDTH), normal(SLOTS, WIDTH), jnp.array([5, 1, 3], jnp.int32), normal(LANES, WIDTH)
 
 
@@ -139,9 +136,7 @@ def test_pool_that_a_numpy_view_holds_is_found(entry: Entry) -> None:
 def test_results_in_another_order_and_arguments_that_are_donated_in_part() -> None:
     """Two equal-shaped pools with swapped successors, in one argument with a table."""
     contract = LaneContract(({"a": Pool("a"), "b": Pool("b"), "t": Shared()}, Lane()), (Pool("b"), Lane(), Pool("a")))
-
-    def swapped(state: Any, x: Any) -> Any:
-        return state["b"] + x, x * state["t"], state["a"] * 2 + x
+    swapped = lambda state, x: (state["b"] + x, x * state["t"], state["a"] * 2 + x)
 
     def given() -> Any:
         return {"a": jnp.ones((LANES, WIDTH)), "b": jnp.full((LANES, WIDTH), 3.0), "t": jnp.ones((1, WIDTH))}, jnp.ones(

@@ -179,10 +179,7 @@ def many(x: Array, narrow: Array) -> tuple[Array, ...]:
     swapped = lax.psum(lax.all_to_all(x, "model", 0, 1, tiled=True).reshape(x.shape), "model")
     passed = lax.psum(lax.ppermute(x, "model", [(0, 1), (1, 0)]), "model")
     pieces = lax.all_gather(lax.psum_scatter(x * 3, "expert", tiled=True), "expert", tiled=True, to="invarying")
-
-    def turn(carry, _):
-        return carry + lax.psum(jnp.tanh(carry) * x, "model"), None
-
+    turn = lambda carry, _: (carry + lax.psum(jnp.tanh(carry) * x, "model"), None)
     looped = lax.scan(turn, jnp.zeros_like(first), None, length=7, unroll=2)[0]
     branch = lax.cond(greatest.sum() > 0, lambda: lax.psum(x - 1, "model"), lambda: first)
     return (first + second + total, pair, narrow, greatest, smallest, gathered, swapped, passed, pieces, looped, branch)

@@ -153,9 +153,7 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 def test_root_may_own_parents_and_not_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Root may own /home, as in an image, but not the store's folder."""
 
-    def of_root(status: os.stat_result) -> os.stat_result:
-        return os.stat_result([0 if number == 4 else value for number, value in enumerate(status)])
-
+    of_root = lambda status: os.stat_result([0 if number == 4 else value for number, value in enumerate(status)])
     store, user = FileStore(tmp_path / "kept"), os.geteuid() or 1000
     store.write_file("one", b"kept")
     lstat, fstat = os.lstat, os.fstat

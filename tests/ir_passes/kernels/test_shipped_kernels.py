@@ -75,9 +75,7 @@ def normed(norm: Callable[..., Any], channels: int) -> Use:
 def grouped() -> Use:
     """Rows of lanes sorted by expert: how many each has depends on all of them."""
 
-    def step(rows: Any, experts: Any, sizes: Any) -> Any:
-        return (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE)),)
-
+    step = lambda rows, experts, sizes: (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE)),)
     return step, (array(8, SIZE), array(4, SIZE, SIZE), array(4, dtype=jnp.int32)), GROUPED
 
 
@@ -200,10 +198,7 @@ def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
     code = re.search(r"opaque=({.*})\)", error.value.violations[0].remedy)
     assert code is not None
     declared = replace(contract, opaque=eval(code[1], dict(vars(ir_passes))))
-
-    def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
-        return step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
-
+    of_next = lambda q, k, v, lengths, table: step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
     with pytest.raises(IsolationError):
         prove_isolation(of_next, args, declared)
 
@@ -211,10 +206,7 @@ def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
 def test_a_neighbours_pages_are_seen() -> None:
     """A correct kernel, in a step with another lane's table or length."""
     step, args, contract = USES["gpu.paged_attention"]()
-
-    def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
-        return step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
-
+    of_next = lambda q, k, v, lengths, table: step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
     with pytest.raises(IsolationError) as error:
         prove_isolation(of_next, args, contract)
     assert not {violation.kind for violation in error.value.violations} <= FAULTS

@@ -393,9 +393,7 @@ def test_as_many_slices_of_a_vocabulary_as_lanes_are_no_lanes() -> None:
 
 
 def test_one_lane_has_nothing_to_batch() -> None:
-    def step(pool, slots, x):
-        return pool.at[slots[0]].set(pool[slots[0]] + x[0]), x
-
+    step = lambda pool, slots, x: (pool.at[slots[0]].set(pool[slots[0]] + x[0]), x)
     graph = graph_of(step, (pool(), slots()[:1], x()[:1]), ONE)
     assert rewrite(Rebatch(), graph) == (graph, "")
 

@@ -95,12 +95,8 @@ def masked(w, conv, ssm, slots, lengths, positions, x):
 def branching(w, conv, ssm, slots, lengths, positions, x):
     """A step that computes nothing if no lane has a token."""
 
-    def run(conv: Array, ssm: Array) -> tuple:
-        return batched()(w, conv, ssm, slots, lengths, positions, x)
-
-    def rest(conv: Array, ssm: Array) -> tuple:
-        return jnp.zeros((N, WIDTH)), conv, ssm
-
+    run = lambda conv, ssm: batched()(w, conv, ssm, slots, lengths, positions, x)
+    rest = lambda conv, ssm: (jnp.zeros((N, WIDTH)), conv, ssm)
     return lax.cond(lengths.max() > 0, run, rest, conv, ssm)
 
 
@@ -268,9 +264,7 @@ def test_only_one_pool_is_not_reset() -> None:
 
 @pytest.mark.long
 def test_state_reset_in_the_middle_of_a_sequence() -> None:
-    def step(w, conv, ssm, slots, lengths, positions, x):
-        return batched()(w, conv, ssm, slots, lengths, positions % 2, x)
-
+    step = lambda w, conv, ssm, slots, lengths, positions, x: batched()(w, conv, ssm, slots, lengths, positions % 2, x)
     host = Host(step)
     start(host, (5, 3))
     host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
@@ -531,9 +525,7 @@ def test_row_pools() -> None:
 
 @pytest.mark.long
 def test_row_pools_whose_lanes_are_mixed() -> None:
-    def step(w, conv, ssm, slots, lengths, positions, x):
-        return row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
-
+    step = lambda w, conv, ssm, slots, lengths, positions, x: row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
     args = example()
     host = Host(step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
     fails(

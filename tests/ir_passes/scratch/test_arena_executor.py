@@ -65,10 +65,7 @@ def test_a_loop_runs_as_often_as_its_condition_says(bound: int) -> None:
 
 def test_constants_inputs_and_outputs_stay_where_the_caller_has_them() -> None:
     table = np.arange(8, dtype=np.float32)
-
-    def fn(x):
-        return x, jnp.asarray(table) + x, jnp.exp(x).reshape(2, 4), 3.0
-
+    fn = lambda x: (x, jnp.asarray(table) + x, jnp.exp(x).reshape(2, 4), 3.0)
     x = np.ones(8, np.float32)
     result = plan(fn, (x,))
     assert result.size == 0

@@ -125,9 +125,7 @@ def test_a_shard_map_has_the_scratch_of_one_device() -> None:
 
 
 def test_scalar_combinators_have_no_scratch() -> None:
-    def fn(x, i):
-        return jax.lax.reduce_max(x.at[i].add(1.0), axes=(0,)) + jnp.argmax(x, axis=0).astype(jnp.float32)
-
+    fn = lambda x, i: jax.lax.reduce_max(x.at[i].add(1.0), axes=(0,)) + jnp.argmax(x, axis=0).astype(jnp.float32)
     assert liveness(fn, (X, jax.ShapeDtypeStruct((2,), np.int32))).bodies == {}
 
 

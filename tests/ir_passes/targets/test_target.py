@@ -145,9 +145,7 @@ def test_step_of_a_target_is_audited_and_cannot_be_called(monkeypatch: pytest.Mo
 
 
 def test_static_arguments_lie_on_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(*args: Any, kind: str) -> Any:
-        return gather_compute_scatter(*args)
-
+    step = lambda *args, kind: gather_compute_scatter(*args)
     compiled = compile_step(
         step, args(), ONE, target=elsewhere(monkeypatch), kwargs={"kind": "plain"}, static_argnames="kind"
     )

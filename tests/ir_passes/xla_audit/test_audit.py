@@ -117,9 +117,7 @@ def test_pool_that_is_not_donated() -> None:
 
 
 def test_pool_that_is_never_read() -> None:
-    def step(pool, slots, x):
-        return jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2))
-
+    step = lambda pool, slots, x: (jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2)))
     findings = Step(step, ONE, ARGS, donate=()).audit().findings
     assert [finding.pools for finding in findings if finding.kind is FindingKind.NOT_IN_PLACE] == [("args[0]",)]
 
@@ -134,10 +132,7 @@ def test_swapped_outputs_get_each_others_bytes() -> None:
 
 def test_weight_that_is_overwritten() -> None:
     contract = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
-
-    def step(weight, x):
-        return (weight * x,)
-
+    step = lambda weight, x: (weight * x,)
     args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
     (finding,) = Step(step, contract, args).audit().findings
     assert (finding.kind, finding.pools) == (FindingKind.OVERWRITTEN, ("args[0]",))

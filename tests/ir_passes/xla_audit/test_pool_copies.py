@@ -136,9 +136,7 @@ def copied_in_a_loop(pool, slots, x):
 
 
 def copied_in_a_branch(pool, slots, x):
-    def read(pool):
-        return lax.optimization_barrier(pool.T)[:, slots].T
-
+    read = lambda pool: lax.optimization_barrier(pool.T)[:, slots].T
     rows = lax.cond(x[0, 0] > 0, read, lambda pool: pool[slots], pool)
     return pool.at[slots].set(x), rows
 
@@ -193,9 +191,7 @@ def test_arrays_of_a_pools_size_that_hold_none_of_it(step: Callable[..., Any], s
 
 
 def test_a_table_that_rows_look_up_is_no_copy_of_the_pool_of_their_numbers() -> None:
-    def step(token, table, x):
-        return token + 1, x + lax.optimization_barrier(table[token])
-
+    step = lambda token, table, x: (token + 1, x + lax.optimization_barrier(table[token]))
     contract = LaneContract((Pool("token"), Shared(), Lane()), (Pool("token"), Lane()))
     assert findings(step, contract, (jnp.zeros(LANES, jnp.int32), jnp.ones((8, 16)), jnp.ones((LANES, 16)))) == ()
 

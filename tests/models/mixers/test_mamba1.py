@@ -33,8 +33,7 @@ def layer(config: Mamba1Config) -> tuple[Mamba1, dict[str, np.ndarray]]:
 def mamba1(x: np.ndarray, p: dict[str, np.ndarray], config: Mamba1Config) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs [T, H] and the last state [width, state], token by token from zero."""
 
-    def silu(x: np.ndarray) -> np.ndarray:
-        return x / (1 + np.exp(-x))
+    silu = lambda x: x / (1 + np.exp(-x))
 
     def normed(part: np.ndarray, name: str) -> np.ndarray:
         if config.norms == "none":

@@ -1,7 +1,6 @@
 """CPU kernels for attention of few tokens under XLA: numbers, declarations, caches in place."""
 
 import itertools
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls_in_place import check_a_call_beside_is_found
+from calls_in_place import check_a_call_beside_is_found, check_declaration, check_in_place
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
 from hybridlm.steps.contract import KERNEL_CALLS
-from ir_passes import IsolationError, Lane, LaneContract, compile_step
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import Lane, LaneContract
 from models.mixers.kv_cache import KVCache, append_and_attend
 from models.ops.decode_attention_cpu import (
     ATTENTION,
@@ -157,10 +155,7 @@ def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
         return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(array**2) for array in jax.tree.leaves(updated))
 
     index = operands[:3], operands.caches
-
-    def derivatives(devices: Devices, blocks: Any, *index: Any) -> Any:
-        return jax.grad(partial(loss, devices, blocks), (0, 1))(*index)
-
+    derivatives = lambda devices, blocks, *index: jax.grad(partial(loss, devices, blocks), (0, 1))(*index)
     expected = jax.jit(partial(derivatives, Devices(), 2))(*index)
     for result in (
         jax.jit(partial(derivatives, HERE, 2))(*index),
@@ -193,26 +188,14 @@ def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_is_certified_and_in_place(kind: str) -> None:
     args, form = arguments(kind), partial(step, value_size=KINDS[kind][3])
-    compiled = compile_step(form, args, CONTRACTS[kind])
-    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
-    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
-    assert assumed.about.startswith(LATENT_ATTENTION if kind == "latent" else ATTENTION)
-    expected = jax.jit(form)(*args)
-    caches = jax.tree.map(jnp.array, args[0])
-    where = [array.unsafe_buffer_pointer() for array in jax.tree.leaves(caches)]
-    result = compiled(caches, *args[1:])
-    assert [array.unsafe_buffer_pointer() for array in jax.tree.leaves(result[1])] == where
-    same(result, expected)
+    target = LATENT_ATTENTION if kind == "latent" else ATTENTION
+    same(check_in_place(form, args, CONTRACTS[kind], target), jax.jit(form)(*args))
 
 
 def test_proof_believes_the_declaration_and_nothing_more() -> None:
     args, contract = arguments("grouped"), CONTRACTS["grouped"]
-
-    def always_busy(caches: Any, lengths: Any, rest: Any) -> Any:
-        return step(caches, jnp.maximum(lengths, 1), rest)
-
-    def other_lanes(caches: Any, lengths: Any, rest: Any) -> Any:
-        return step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
+    always_busy = lambda caches, lengths, rest: step(caches, jnp.maximum(lengths, 1), rest)
+    other_lanes = lambda caches, lengths, rest: step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
 
     def values_for_keys(caches: Any, lengths: Any, rest: Any) -> Any:
         out, updated = step(caches[::-1], lengths, rest)
@@ -222,12 +205,7 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
         out, updated = step(caches, lengths, rest)
         return out + jnp.sum(caches[0], axis=(1, 2, 3), dtype=jnp.float32)[:, None, None, None], updated
 
-    prove_isolation(step, args, contract)
-    for wrong in (always_busy, other_lanes, values_for_keys, read_behind):
-        with pytest.raises(IsolationError):
-            prove_isolation(wrong, args, contract)
-    with pytest.raises(IsolationError, match=ATTENTION):
-        prove_isolation(step, args, replace(contract, opaque={}))
+    check_declaration(step, args, contract, ATTENTION, always_busy, other_lanes, values_for_keys, read_behind)
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

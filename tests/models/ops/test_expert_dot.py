@@ -96,10 +96,7 @@ def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
     expert = np.where(np.arange(count) % 4 == 0, expert, crowded).astype(np.int32)
     expert[5:9] = EXPERTS
     w, upward = weights(), np.random.default_rng(3).normal(size=(count, OUT)).astype(np.float32)
-
-    def run(x, w):
-        return jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
-
+    run = lambda x, w: jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
     of_x, of_w = jax.jit(jax.grad(run, argnums=(0, 1)))(x, w)
     present, exact = expert < EXPERTS, np.asarray(w, np.float64)
     np.testing.assert_allclose(

@@ -144,10 +144,7 @@ def test_rows_of_zeros_give_zeros_and_change_no_other_row(instructions: str, dty
 
 def test_derivatives_are_those_of_the_reference():
     x, weight = operands(3, 32, 16, "float32")
-
-    def loss(product, x, weight):
-        return jnp.sum(jnp.tanh(product(x, weight)))
-
+    loss = lambda product, x, weight: jnp.sum(jnp.tanh(product(x, weight)))
     actual = jax.grad(lambda x, w: loss(lambda x, w: linear(x, w, HERE), x, w), (0, 1))(x, weight)
     expected = jax.grad(lambda x, w: loss(dot, x, w), (0, 1))(x, weight)
     for item, other in zip(actual, expected, strict=True):

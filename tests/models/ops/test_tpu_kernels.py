@@ -30,9 +30,7 @@ def program(form: str, keys: int = KEYS, slots: bool = False) -> tuple[str, tupl
     """Return the scheduled program of a step for a TPU v5e, and its states' shape."""
     step, heads, key_heads, values = FORMS[form]
     place = jax.sharding.SingleDeviceSharding(read_target("tpu-v5e").devices[0])
-
-    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    array = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def run(state: Any, key: Any, value: Any, decay: Any, beta: Any, valid: Any, slots: Any) -> Any:
         inputs = RecurrenceInputs(key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots)

@@ -145,9 +145,7 @@ WORDS = [
 def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return messages and template variables as clients send them."""
 
-    def text() -> str:
-        return " ".join(rng.choices(WORDS, k=rng.randint(1, 3)))
-
+    text = lambda: " ".join(rng.choices(WORDS, k=rng.randint(1, 3)))
     parts = rng.random() < 0.3
 
     def content() -> Any:

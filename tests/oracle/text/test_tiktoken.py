@@ -127,10 +127,7 @@ def test_long_texts_are_cut_as_there(tmp_path: Path) -> None:
     ranks = [*(bytes([byte]) for byte in range(256)), b"ab", b" a"]
     special = write_kimi(tmp_path, ranks)
     actual, table = load(tmp_path), {token: rank for rank, token in enumerate(ranks)}
-
-    def cut_and_encoded(text: str) -> list[int]:
-        return [token for piece in cuts(text) for token in encoded(table, special, piece)]
-
+    cut_and_encoded = lambda text: [token for piece in cuts(text) for token in encoded(table, special, piece)]
     for run in (MAX_RUN, MAX_RUN + 1, 2 * MAX_RUN + 3):
         # Words of two characters: a cut after 25,000 is within one.
         first, second = "a b " + ("1ab" * run)[1 : run + 1] + " " * run + "\x1c b", "ab " + "中" * run + "文"

@@ -74,10 +74,7 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
     scale a tied random model only repeats its input. Buffers that are stored are correction biases of a router.
     """
     hidden = variant.text["hidden_size"]
-
-    def normal(shape: torch.Size, std: float) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * std
-
+    normal = lambda shape, std: torch.randn(shape, generator=generator) * std
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("A_log"):

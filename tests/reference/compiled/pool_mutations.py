@@ -204,8 +204,7 @@ def _text(dtype: str, form: str, operation: str, place: str) -> str:
         packed = f"{{{layout}:E(4)}}" if of in ("s4", "u4") else ""
         return f"{of}[{_listed(sizes)}]{packed}"
 
-    def rows(count: int) -> tuple[int, ...]:
-        return (*dims[:axis], count, *dims[axis + 1 :])
+    rows = lambda count: (*dims[:axis], count, *dims[axis + 1 :])
 
     def cut(start: int, stop: int) -> str:
         return ", ".join(f"[{start}:{stop}]" if i == axis else f"[0:{size}]" for i, size in enumerate(dims))

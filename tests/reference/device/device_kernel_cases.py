@@ -243,8 +243,7 @@ def _experts(platform: str, model: str, experts: int, outputs: int, inputs: int,
         keys = _keys()
         return _normal(keys, rows, inputs), _packed(keys, (experts, outputs, inputs), scheme), jnp.asarray(chosen)
 
-    def run(*operands: Any, kernels: str) -> Any:
-        return experts_product(*operands, devices=Devices(platform=platform, kernels=kernels))
+    run = lambda *operands, kernels: experts_product(*operands, devices=Devices(platform=platform, kernels=kernels))
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
         x, weight, expert = operands

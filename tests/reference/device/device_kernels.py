@@ -30,10 +30,7 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
     """Yield name, function of arrays and `kernels`, and arrays with ragged lanes."""
     rng = np.random.default_rng(11)
     heads, size, context = (sizes[name] for name in ("heads", "size", "context"))
-
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=shape).astype(np.float32))
-
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape).astype(np.float32))
     for tokens in (1, 5, sizes["prompt"]):
         lanes = sizes["lanes"] if tokens < 16 else max(2, sizes["lanes"] // 8)
         lengths = jnp.asarray(rng.integers(0, tokens + 1, lanes).astype(np.int32))

@@ -24,10 +24,7 @@ def inputs(form: str, values: int, keys: int, seed: int = 0, heads: int = HEADS,
     """Draw one-token lanes, one idle and one fresh; unused values are NaN."""
     rng = np.random.default_rng(seed)
     key_heads = 2 if form == "ssd in groups" else heads
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.normal(size=shape).astype(np.float32)
-
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32)
     query, key = draw(LANES, 1, key_heads, keys), draw(LANES, 1, key_heads, keys)
     key /= np.linalg.norm(key, axis=-1, keepdims=True)
     decay = -np.abs(draw(LANES, 1, heads, keys) if form == "channel" else draw(LANES, 1, heads))
@@ -59,10 +56,7 @@ def several(form: str, values: int = 8, keys: int = 4, tokens: int = 3) -> Recur
 def zero_padding(inputs: RecurrenceInputs) -> RecurrenceInputs:
     """Return the lanes with zeros in padding tokens."""
     names = [name for name in ("query", "key", "value", "log_decay", "beta") if getattr(inputs, name) is not None]
-
-    def zeros(x: Any) -> Any:
-        return jnp.where(inputs.valid.reshape(inputs.valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
-
+    zeros = lambda x: jnp.where(inputs.valid.reshape(inputs.valid.shape + (1,) * (x.ndim - 2)), x, 0.0)
     return replace(inputs, **{name: zeros(getattr(inputs, name)) for name in names})
 
 

@@ -196,10 +196,7 @@ def on_devices(
     rows = jax.tree.leaves(used_rows(model))
     state = [spread(leaf, cuts, devices) for leaf, cuts in zip(rows, state_cuts, strict=True)]
     vocabulary = spec((ShardedDim(2, "model", ()),), devices, data)
-
-    def run(params: Any, *operands: Any) -> Steps:
-        return steps(nnx.merge(graph, params), *operands)
-
+    run = lambda params, *operands: steps(nnx.merge(graph, params), *operands)
     count = 1 if steps is one_token else 4
     stepped = jax.shard_map(
         run,

@@ -83,8 +83,7 @@ def befall(fault: str) -> None:
         in_turn(name)
         records(self, name, value)
 
-    def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
-        return get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
+    earlier = lambda self, name, seconds: get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
     def other_batch(self: Engine, shape: Shape, pool: Any, inputs: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
@@ -149,9 +148,7 @@ def watch_rows() -> None:
     """At a disagreement, report whether this process's rows are unchanged."""
     call, disagree = ProcessGroup.call, ProcessGroup._disagree
     saved: dict[int, bool] = {}
-
-    def local(tree: Any) -> list[np.ndarray]:
-        return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
+    local = lambda tree: [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
     def looked(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
         number, initial = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])

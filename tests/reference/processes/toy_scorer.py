@@ -1,5 +1,6 @@
 """Tasks without a model: a log-probability identifies its token."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -52,13 +53,23 @@ def toy(
 ) -> RowTask:
     """The task of scores, by functions of token ids and of texts."""
 
-    def scores(texts: Sequence[tuple[int, ...]], question: Any, probes: Any) -> list[hybridlm.Score]:
-        return score(texts)
-
+    scores = lambda texts, question, probes: score(texts)
     return scored_rows(lambda item, where: [ScoredIds(encode(item, where))], scores, {"model": "toy"})
 
 
 TOY = toy()
+
+
+def interrupted(function: Callable[..., Any], *calls: int, error: BaseException | None = None) -> Callable[..., Any]:
+    """Return the function, interrupted in the calls of these numbers, from 0."""
+    numbers = itertools.count()
+
+    def run(*args: Any, **options: Any) -> Any:
+        if next(numbers) in calls:
+            raise error or KeyboardInterrupt
+        return function(*args, **options)
+
+    return run
 
 
 def run_toy(task: RowTask, input: str | Path, output: str | Path, **options: Any) -> Any:

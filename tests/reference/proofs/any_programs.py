@@ -63,9 +63,7 @@ def back(x: Array) -> Array:
 
 def _of_dtype(name: str) -> None:
     dtype = jnp.dtype(name)
-
-    def through(x):
-        return real(x.astype(dtype))
+    through = lambda x: real(x.astype(dtype))
 
     def captured(x):
         array, numbers = jnp.ones((LANES, WIDTH), dtype), np.zeros((WIDTH,), np.float32).astype(dtype)
@@ -110,12 +108,8 @@ def _of_keys(generator: str) -> None:
     numbers = np.arange((1 + LANES) * size, dtype=np.uint32).reshape(1 + LANES, size)
     # Of arrays of the host: nothing is compiled as tests are collected.
     key, keys = (jax.random.wrap_key_data(jnp.asarray(data), impl=generator) for data in (numbers[0], numbers[1:]))
-
-    def captured_key(x):
-        return x + jax.random.normal(key, x.shape)
-
-    def captured_keys(x):
-        return x + jax.vmap(lambda item: jax.random.uniform(item, (WIDTH,)))(keys)
+    captured_key = lambda x: x + jax.random.normal(key, x.shape)
+    captured_keys = lambda x: x + jax.vmap(lambda item: jax.random.uniform(item, (WIDTH,)))(keys)
 
     def seeded(x):
         seeds = x[:, 0].astype(jnp.int32)
@@ -365,9 +359,7 @@ def linear_solve(x):
 
 @step
 def root(x):
-    def solve(f, guess):
-        return lax.fori_loop(0, 3, lambda _, y: y - f(y) / 2.0, guess)
-
+    solve = lambda f, guess: lax.fori_loop(0, 3, lambda _, y: y - f(y) / 2.0, guess)
     return lax.custom_root(lambda y: 2.0 * y - x, x, solve, lambda g, y: y / g(jnp.ones_like(y)))
 
 
@@ -389,9 +381,7 @@ def kinds_of_scatter(x):
 
 @step
 def pooled(x):
-    def most(y):
-        return lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
-
+    most = lambda y: lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
     return jax.grad(most)(x)
 
 

@@ -83,9 +83,7 @@ def _pushed(function: Function, floats: Sequence[int]) -> Function:
     """Its derivative along its own operands."""
 
     def pushed(*operands: Any) -> Any:
-        def of(*some: Any) -> Any:
-            return function(*_put(operands, floats, some))
-
+        of = lambda *some: function(*_put(operands, floats, some))
         chosen = [operands[k] for k in floats]
         return [each for each in jax.jvp(of, chosen, chosen)[1] if each.dtype != jax.dtypes.float0]
 
@@ -119,9 +117,7 @@ def _mapped(name: str, function: Function, axes: Sequence[int | None], draw: Any
     out_axes = [int(rng.integers(len(result.shape) + 1)) for result in results]
 
     def step(*operands: Any) -> Any:
-        def as_tuple(*args: Any) -> Any:
-            return tuple(function(*args))
-
+        as_tuple = lambda *args: tuple(function(*args))
         return jax.vmap(as_tuple, in_axes=tuple(axes), out_axes=tuple(out_axes))(*operands)
 
     def stacked(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -142,9 +138,7 @@ def mapped_over_heads(name: str, seed: int) -> Program:
     # shared arrays may have the heads anywhere; of lanes, own integers, words and rows the heads come second
     places = [0, None, 1, None, None, 1, None]
     axes = tuple(axis if k == 2 or rng.random() < 0.7 else None for k, axis in enumerate(places))
-
-    def step(*args: Any) -> Any:
-        return jax.vmap(source.step, in_axes=axes, out_axes=1)(*args)
+    step = lambda *args: jax.vmap(source.step, in_axes=axes, out_axes=1)(*args)
 
     def draw(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         first, second = source.draw(rng), source.draw(rng)

@@ -35,9 +35,7 @@ def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
         missing = tuple(name for name in over.axis_names if name not in jax.typeof(value).manual_axis_type.varying)
         return lax.pcast(value, missing, to="varying") if checked and missing else value
 
-    def local(*operands: Any) -> list[Any]:
-        return [differing(value)[None] for value in ir.as_function(program)(*operands)]
-
+    local = lambda *operands: [differing(value)[None] for value in ir.as_function(program)(*operands)]
     return variables, jax.jit(
         jax.shard_map(
             local, mesh=over, in_specs=eqn.params["in_specs"], out_specs=P(over.axis_names), check_vma=checked

@@ -346,10 +346,7 @@ def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value], observe: Observe | 
     for var, value in zip(program.jaxpr.constvars, program.consts, strict=True):
         env[var] = np.asarray(value)[None]
     env.update(zip(program.jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Value:
-        return literal(atom) if isinstance(atom, ir.Literal) else env[atom]
-
+    read = lambda atom: literal(atom) if isinstance(atom, ir.Literal) else env[atom]
     with np.errstate(all="ignore"):
         for eqn in program.jaxpr.eqns:
             results = apply(eqn, [read(atom) for atom in eqn.invars], observe)

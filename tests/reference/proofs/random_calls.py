@@ -134,9 +134,7 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
             fitting = [value for value in table if fits(value)]
             return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
 
-        def of_lanes() -> Array:
-            return pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
-
+        of_lanes = lambda: pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
         for _ in range(count):
             key, kind = keys[-1 - min(int(rng.exponential(2)), len(keys) - 1)], rng.random()
             with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):

@@ -132,10 +132,7 @@ MACHINES: tuple[Any, ...] = (
 def random_kernel(seed: int) -> Program:
     """A step of one random kernel."""
     rng = np.random.default_rng(seed)
-
-    def one_of(choices: Any) -> Any:
-        return choices[rng.integers(len(choices))]
-
+    one_of = lambda choices: choices[rng.integers(len(choices))]
     lanes_axis = 0 if rng.random() < 0.92 else 1
     picked = sorted(rng.choice(len(STATEMENTS), size=rng.integers(2, 7), replace=False))
     if rng.random() < 0.2:
@@ -148,8 +145,7 @@ def random_kernel(seed: int) -> Program:
         for statement in statements:
             statement(actual)
 
-    def index(of: Callable[[Any, Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        return lambda *ids: of(ids[lanes_axis], ids[1 - lanes_axis])
+    index = lambda of: lambda *ids: of(ids[lanes_axis], ids[1 - lanes_axis])
 
     def step(rows: Array, lengths: Array, x: Array) -> Any:
         tokens = pl.BlockSpec((ONE, CHUNK, VALUE), index(TOKENS[0]))

@@ -154,9 +154,7 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
             fitting = [value for value in known_value if fits(value)]
             return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
 
-        def of(length: int) -> Array:
-            return pick(lambda v: v.shape == (length, WIDTH) and v.dtype == jnp.float32)
-
+        of = lambda length: pick(lambda v: v.shape == (length, WIDTH) and v.dtype == jnp.float32)
         for _ in range(count):
             kind, segment = rng.random(), segments[rng.integers(len(segments))]
             with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):

@@ -246,9 +246,7 @@ def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tupl
             fitting = [value for value in table if fits(value)]
             return fitting[-1 - min(int(rng.exponential(4)), len(fitting) - 1)]
 
-        def integers() -> Array:
-            return pick(lambda v: v.dtype == jnp.int32 and 1 <= v.ndim <= 2)
-
+        integers = lambda: pick(lambda v: v.dtype == jnp.int32 and 1 <= v.ndim <= 2)
         for _ in range(count):
             value = pick(lambda v: v.ndim >= 1)
             kind = rng.random()

@@ -27,10 +27,7 @@ def inputs(form: str) -> RecurrenceInputs:
     """Random lanes, two of them fresh; unused values are NaN."""
     rng = np.random.default_rng(0)
     key_heads = 2 if form == "ssd in groups" else HEADS
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.normal(size=(LANES, *shape)).astype(np.float32)
-
+    draw = lambda *shape: rng.normal(size=(LANES, *shape)).astype(np.float32)
     query, key = draw(TOKENS, key_heads, KEYS), draw(TOKENS, key_heads, KEYS)
     key /= np.linalg.norm(key, axis=-1, keepdims=True)
     value, decay = draw(TOKENS, HEADS, VALUES), -np.abs(draw(TOKENS, HEADS, *([KEYS] if form == "channel" else [])))

@@ -77,10 +77,7 @@ def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
     *lanes, weight, bias = operands(*case)
     pool = Pool("rows", dims=("lane", "tap", "channel"))
     contract = LaneContract((pool, Lane(), Lane(role="length"), Lane()), (Lane(), pool))
-
-    def of_lanes(state: Any, x: Any, lengths: Any, fresh: Any) -> Any:
-        return step(state, x, lengths, fresh, weight, bias)
-
+    of_lanes = lambda state, x, lengths, fresh: step(state, x, lengths, fresh, weight, bias)
     proof = prove_isolation(of_lanes, tuple(lanes), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)

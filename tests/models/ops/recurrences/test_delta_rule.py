@@ -41,10 +41,7 @@ def inputs(
     rng = np.random.default_rng(seed)
     lanes, tokens = len(lengths), max(max(lengths), 1)
     valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
-
-    def unit(x: np.ndarray) -> np.ndarray:
-        return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     query, key = (unit(rng.normal(size=(lanes, tokens, HEADS, KEY))) for _ in range(2))
     value = rng.normal(size=(lanes, tokens, HEADS, VALUE))
     log_decay = -rng.exponential(0.3, size=(lanes, tokens, HEADS, KEY) if channels else (lanes, tokens, HEADS))

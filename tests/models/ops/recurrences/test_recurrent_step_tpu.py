@@ -88,10 +88,7 @@ def test_rows_by_slot_are_proved(form: str):
 
     proof = prove_isolation(step, (pool, *args, slots), contract)
     assert "idle" in {statement.id for statement in proof.proved}
-
-    def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
-        return step(pool, lengths, rest, jnp.roll(slots, 1))
-
+    by_the_next_slot = lambda pool, lengths, rest, slots: step(pool, lengths, rest, jnp.roll(slots, 1))
     with pytest.raises(IsolationError):
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
 
@@ -100,10 +97,7 @@ def test_rows_by_slot_are_proved(form: str):
 def test_operations_choose_it(form: str):
     settings = inputs(form, 8, 128)
     step = ssd_step if form.startswith("ssd") else delta_rule_step
-
-    def kernels(**changes: Any) -> bool:
-        return KERNEL.name in str(jax.make_jaxpr(step)(replace(settings, devices=Devices(**changes))))
-
+    kernels = lambda **changes: KERNEL.name in str(jax.make_jaxpr(step)(replace(settings, devices=Devices(**changes))))
     assert kernels(kernels="auto", platform="tpu") and kernels(kernels="interpret", platform="tpu")
     assert not kernels(kernels="off", platform="tpu") and not kernels(kernels="auto")
     assert not kernels(kernels="auto", platform="gpu") and not kernels(kernels="interpret")

@@ -116,10 +116,7 @@ def _scan(operands: Operands) -> list[Array]:
 def _rows_loop(operands: Operands) -> list[Array]:
     """Loop over a pool's rows or layers, with writes by slot."""
     slots = operands.slots
-
-    def body(i: Array, pool: Array) -> Array:
-        return pool.at[slots[i]].set(operands.x[i] + pool[slots[i]])
-
+    body = lambda i, pool: pool.at[slots[i]].set(operands.x[i] + pool[slots[i]])
     return [lax.fori_loop(0, operands.lanes, body, operands.pool)]
 
 

@@ -54,16 +54,9 @@ def _sent_and_back(operands: Operands, over: Mesh, x: Array) -> Array:
     size, axis = over.shape[name], operands.below(x.ndim)
     to = operands.some(size, size)
     result = list(enumerate(to)) if operands.chance(0.2) else [(target, source) for source, target in enumerate(to)]
-
-    def work(x: Array) -> Array:
-        return operands.one_of(lambda: x * 2, lambda: jnp.tanh(x), lambda: jnp.flip(x, operands.below(x.ndim)))()
-
-    def permuted() -> Array:
-        return lax.ppermute(work(lax.ppermute(x, name, list(enumerate(to)))), name, result)
-
-    def pieces() -> Array:
-        return lax.all_to_all(work(lax.all_to_all(x, name, axis, axis, tiled=True)), name, axis, axis, tiled=True)
-
+    work = lambda x: operands.one_of(lambda: x * 2, lambda: jnp.tanh(x), lambda: jnp.flip(x, operands.below(x.ndim)))()
+    permuted = lambda: lax.ppermute(work(lax.ppermute(x, name, list(enumerate(to)))), name, result)
+    pieces = lambda: lax.all_to_all(work(lax.all_to_all(x, name, axis, axis, tiled=True)), name, axis, axis, tiled=True)
     return operands.one_of(permuted, pieces)()
 
 

@@ -42,10 +42,7 @@ def _general(operands: Operands) -> list[Array]:
     layout = operands.layout(minimum=2)
     arrays = operands.alike(layout, "float32", "float32")
     start = operands.x[operands.below(operands.lanes), 0] if operands.chance(0.2) else jnp.float32(1.0)
-
-    def body(item: tuple[Array, ...], other: tuple[Array, ...]) -> tuple[Array, ...]:
-        return item[0] + 2 * other[0], item[1] * other[1] - item[0]
-
+    body = lambda item, other: (item[0] + 2 * other[0], item[1] * other[1] - item[0])
     return list(lax.reduce(tuple(arrays), (start, jnp.float32(0.0)), body, _axes(operands, layout)))
 
 
@@ -88,10 +85,7 @@ def _general_window(operands: Operands) -> list[Array]:
     layout = operands.layout(minimum=2)
     arrays = operands.alike(layout, "float32", "float32")
     start = operands.x[operands.below(operands.lanes), 0] if operands.chance(0.2) else jnp.float32(1.0)
-
-    def body(item: tuple[Array, ...], other: tuple[Array, ...]) -> tuple[Array, ...]:
-        return item[0] + 2 * other[0], item[1] * other[1] - item[0]
-
+    body = lambda item, other: (item[0] + 2 * other[0], item[1] * other[1] - item[0])
     return list(lax.reduce_window(tuple(arrays), (start, jnp.float32(0.0)), body, **_window(operands, layout)))
 
 

@@ -64,9 +64,7 @@ def _left_out(out: Any, options: Any) -> Any:
 
 
 def _by(rows: Any) -> Any:
-    def local(x, pool, slots):
-        return rank_rows(x, pool, rows(slots, pool))
-
+    local = lambda x, pool, slots: rank_rows(x, pool, rows(slots, pool))
     return over_ranks(local)
 
 

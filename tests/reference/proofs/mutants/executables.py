@@ -105,10 +105,7 @@ def undeclared_collective() -> None:
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     sharding = NamedSharding(mesh, P("data"))
     args = tuple(jax.device_put(jnp.ones((8, 16)), sharding) for _ in range(2))
-
-    def step(rows, x):
-        return rows + 1.0, x - x.mean(0, keepdims=True)
-
+    step = lambda rows, x: (rows + 1.0, x - x.mean(0, keepdims=True))
     audit(Step(step, ROWS, args).compile(), ROWS.bind(step, args), mesh=mesh, axes=()).require()
 
 
@@ -117,10 +114,7 @@ def copied_by_the_partitioner() -> None:
     program = PROGRAMS["sharded rows copied"]
     pools = NamedSharding(sharded_mesh(2, 2), SPLIT), NamedSharding(sharded_mesh(2, 2), P())
     args = jax.device_put(program.args(), (pools[0], pools[0], pools[1], pools[1]))
-
-    def step(target, source, read, write):
-        return (target.at[write].set(source[read]),)
-
+    step = lambda target, source, read, write: (target.at[write].set(source[read]),)
     compile_step(step, args, program.contract)
 
 
@@ -128,10 +122,7 @@ def returned_on_another_split() -> None:
     """A pool split over rows returns with another split outside its bytes."""
     rows, full = (NamedSharding(sharded_mesh(2, 2), spec) for spec in (P("data"), P(None, "data")))
     args = jax.device_put((jnp.ones((4, 4)), jnp.ones((4, 4))), rows)
-
-    def step(state, x):
-        return jax.lax.with_sharding_constraint(state + x, full), x * 2.0
-
+    step = lambda state, x: (jax.lax.with_sharding_constraint(state + x, full), x * 2.0)
     compile_step(step, args, ROWS, axes=("data",))
 
 

@@ -69,9 +69,7 @@ def place_in_a_branch(w, pool, slots, x):
 
 
 def _sorted(id, description, **parts):
-    def step(w, pool, slots, x):
-        return mixed(w, pool, slots, x, **parts)
-
+    step = lambda w, pool, slots, x: mixed(w, pool, slots, x, **parts)
     return wrong(SORTED, id, LIST, description, step, Kind.CROSS_LANE)
 
 

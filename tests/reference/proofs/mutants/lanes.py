@@ -136,9 +136,7 @@ def bound_from_positions(w, pools, slots, positions, x, blocks):
 
 
 def _idle(id: str, source: str, description: str, **how: bool) -> Any:
-    def step(w, pools, x, lengths):
-        return permuted(w, pools, x, lengths, **how)
-
+    step = lambda w, pools, x, lengths: permuted(w, pools, x, lengths, **how)
     return wrong("gated delta, idle lanes", id, source, description, step, *MIXED, Kind.WRONG_ROW)
 
 

@@ -71,3 +71,12 @@ def wrong(
     """A proof-tier mutant: the base program with another step and `changes`."""
     program = PROGRAMS[base].but(name=id, step=step, **changes)
     return Mutant(id, source, description, base, Tier.PROOF, program, frozenset(kinds), evidence)
+
+
+def kernels_of(base: str) -> Callable[..., Mutant]:
+    """Return `wrong` for kernels of a base program; ids begin with "kernel-"."""
+
+    def kernel(id: str, description: str, step: Callable[..., Any], *kinds: Kind, **changes: Any) -> Mutant:
+        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, **changes)
+
+    return kernel

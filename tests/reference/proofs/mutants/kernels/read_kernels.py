@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, kernels_of, wrong
 from zoo.kernels import read_kernels as zoo
 from zoo.program import HEADS, KEY, LANES
 
@@ -171,15 +171,8 @@ def _in_place(id: str, description: str, step: Any, *kinds: Kind, evidence: Evid
     return wrong(PLACE, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
 
 
-def _of(base: str) -> Any:
-    def made(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = Evidence.LEAK) -> Any:
-        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
-
-    return made
-
-
 CROSS, ROW, OPEN, BOUNDS = Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.UNINITIALIZED, Kind.BOUNDS
-chunk, attention, tile, taps = map(_of, (CHUNKS, ATTEND, TILES, WINDOW))
+chunk, attention, tile, taps = map(kernels_of, (CHUNKS, ATTEND, TILES, WINDOW))
 MUTANTS = (
     _slots("slot-plus-one", "the row behind a lane's slot", BOUNDS, ROW, read=lambda i, h, s: (s[i] + 1, h, 0, 0)),
     _slots("slot-of-next", "the slot of the lane before", ROW, CROSS, read=lambda i, h,

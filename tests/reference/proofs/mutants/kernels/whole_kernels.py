@@ -7,7 +7,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, kernels_of
 from zoo.kernels import whole_kernels as zoo
 from zoo.program import CONTEXT, LANES, VALUE
 
@@ -130,10 +130,7 @@ def written_twice(x: Any, out: Any) -> None:
 def _turns(end: Any, begin: int = 0, length: Any = None) -> Any:
     def body(lengths: Any, keys: Any, out: Any) -> None:
         actual = lengths[pl.program_id(0) if length is None else length(pl.program_id(0))]
-
-        def block(number: Any, total: Any) -> Any:
-            return total + jnp.sum(keys[pl.ds(number * zoo.BLOCK, zoo.BLOCK)], axis=0)
-
+        block = lambda number, total: total + jnp.sum(keys[pl.ds(number * zoo.BLOCK, zoo.BLOCK)], axis=0)
         blocks = lax.div(actual + zoo.BLOCK - 1, zoo.BLOCK)
         out[...] = lax.fori_loop(begin, end(blocks), block, jnp.zeros(VALUE))
 
@@ -144,14 +141,7 @@ CROSS, ROW, OPEN, BOUNDS, OPAQUE = Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.UNINITI
 LEAK, FAULT, TRACED = Evidence.LEAK, Evidence.FAULT, Evidence.TRACED
 
 
-def _of(base: str) -> Any:
-    def made(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = LEAK) -> Any:
-        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
-
-    return made
-
-
-rows, copies, masked, turns = map(_of, (ROWS, COPIES, MASKED, TURNS))
+rows, copies, masked, turns = map(kernels_of, (ROWS, COPIES, MASKED, TURNS))
 MUTANTS = (
     rows("whole-read-next", "a row of the next lane is read", _rows(lambda n, i: (_next(i), i, i, n[i])), CROSS, ROW),
     rows("whole-write-next", "the next lane's row is written", _rows(lambda n, i: (i, i, _next(i), n[i])), CROSS, ROW),

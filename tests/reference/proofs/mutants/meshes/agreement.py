@@ -33,9 +33,7 @@ def one_of_two(target, source, read, write):
 def in_turn(target, source, read, write):
     """Devices are compared in every turn of a loop, and the last turn alone decides."""
 
-    def turn(_, item):
-        return devices_agree(item), None
-
+    turn = lambda _, item: (devices_agree(item), None)
     agree = lax.scan(turn, jnp.array(True), jnp.stack([read, write]))[0]
     return put(target, jnp.where(agree, write, TARGET), gathered(source, read)), agree
 

@@ -38,9 +38,7 @@ def chosen_inside(w, state, x, lengths):
 def blocks_exchanged(w, state, x, lengths):
     """State enters split on its first axis and leaves split on its second."""
 
-    def local(state, new, lengths):
-        return jnp.where((lengths > 0)[:, None, None], new, state)
-
+    local = lambda state, new, lengths: jnp.where((lengths > 0)[:, None, None], new, state)
     new = 0.5 * state + (x @ w.T)[:, :, None]
     target, result = P(None, "data", "model"), P(None, "model", "data")
     run = jax.shard_map(local, mesh=mesh(2, 2), in_specs=(target, target, P()), out_specs=result, check_vma=False)

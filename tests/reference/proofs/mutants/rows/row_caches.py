@@ -62,9 +62,7 @@ def _ring(began: Change = _same, new: Change = _same, at: Callable[[Array, Array
 
 
 def _experts(**parts: Any) -> Any:
-    def local(w, state, x):
-        return parallel(w, state, x, lambda w, x, expert: of_experts(w, x, expert, **parts))
-
+    local = lambda w, state, x: parallel(w, state, x, lambda w, x, expert: of_experts(w, x, expert, **parts))
     return over(local, *PARALLEL_SPECS)
 
 

@@ -53,9 +53,7 @@ def histogram(pool, slots, x, w):
 
 
 def _replaced(replace: Any) -> Any:
-    def step(pool, slots, x, w, other, flag):
-        return advance(pool[slots], x, w).sum(1), replace(pool, other, flag)
-
+    step = lambda pool, slots, x, w, other, flag: (advance(pool[slots], x, w).sum(1), replace(pool, other, flag))
     return step
 
 

@@ -34,9 +34,7 @@ def _state_kept(rest: Any, right: Any) -> Any:
 
 
 def _carried(x, y):
-    def tile(carry, rows):
-        return carry + rows.sum(0), rows + carry[None]
-
+    tile = lambda carry, rows: (carry + rows.sum(0), rows + carry[None])
     return lax.scan(tile, jnp.zeros(HIDDEN), x.reshape(2, -1, HIDDEN))[1].reshape(ROWS, HIDDEN)
 
 

@@ -95,7 +95,8 @@ class Ref:
         """Whether a place is in one that has been written."""
         whole = [(index_terms.constant(0), size, 1) for size in self.shape]
         return bool(key) and any(
-            len(place) == 1 and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], whole, strict=True))
+            len(place) == 1
+            and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], whole, strict=True))
             for place in self.written
         )
 

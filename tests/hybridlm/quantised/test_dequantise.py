@@ -26,7 +26,7 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     file = SafetensorsFile(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
     assert not settings.faults
-    grouped = group_tensors(file.tensors, file.read_stored, settings.hints)
+    grouped = group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata)
     assert not grouped.faults and list(grouped.quantised) == ["a.weight"] and set(grouped.parts) == set(file.tensors)
     tensor = grouped.quantised["a.weight"]
     # One scale for the only row is stored as one scale for all.

@@ -177,7 +177,9 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
     file = SafetensorsFile(tmp_path / "m.safetensors")
     assert len(file.tensors["a.weight_scale"].shape) < 2
     settings = read_settings({"quantization_config": LAYOUTS[layout].config}, None)
-    tensor = group_tensors(file.tensors, file.read_stored, settings.hints).quantised["a.weight"]
+    tensor = group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata).quantised[
+        "a.weight"
+    ]
     assert tensor.scheme == expected
     np.testing.assert_allclose(dequantise(tensor, file.read_stored), made.exact, rtol=2**-23)
 

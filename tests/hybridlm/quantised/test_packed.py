@@ -16,7 +16,7 @@ from models.ops import quantised_weight
 from models.ops.linear import dot, linear
 from models.ops.quantised_weight import QuantisedWeight
 
-PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3"))]
+PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3")) and not name.startswith(("nf4", "fp4"))]
 
 
 def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedTensor, SafetensorsFile]:
@@ -24,7 +24,8 @@ def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedT
     weight = np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None]
     write_tensors(tmp_path / "m.safetensors", named("a.weight", quantise(weight).tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")
-    grouped = group_tensors(file.tensors, file.read_stored, read_settings({"quantization_config": config}, None).hints)
+    hints = read_settings({"quantization_config": config}, None).hints
+    grouped = group_tensors(file.tensors, file.read_stored, hints, lambda _: file.metadata)
     return grouped.quantised["a.weight"], file
 
 

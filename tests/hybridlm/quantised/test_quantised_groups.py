@@ -46,7 +46,7 @@ def group(
     write_tensors(tmp_path / "m.safetensors", tensors)
     file = SafetensorsFile(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
-    return group_tensors(file.tensors, file.read_stored, settings.hints), file
+    return group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata), file
 
 
 def fault(tmp_path: Path, tensors: Mapping[str, Stored], config: Mapping[str, Any] = FP8) -> str:

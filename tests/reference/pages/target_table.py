@@ -47,10 +47,10 @@ HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
 steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([accelerators](../accelerators.md)) and seconds of
-XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited, not the
-cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the Mamba2 of
-`nemotron_latent` two groups; meshes that split experts have only the families with experts.
+Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([accelerators](../accelerators.md)) and seconds
+of XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited,
+not the cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the
+Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts.
 """
 PUBLISHED_HEAD = f"""## Published models
 

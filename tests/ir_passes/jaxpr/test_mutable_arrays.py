@@ -25,7 +25,9 @@ def names(program: ir.ClosedJaxpr) -> set[str]:
     return {eqn.primitive.name for eqn in ir.all_eqns(program.jaxpr)}
 
 
-@pytest.mark.parametrize("program", [program for program in PROGRAMS if "packed" not in program.name], ids=str)
+@pytest.mark.parametrize(
+    "program", [program for program in PROGRAMS if "packed" not in program.name], ids=lambda p: p.name
+)
 def test_a_step_computes_what_jit_computes(program: Program) -> None:
     step, args = program.step, program.args()
     assert names(jax.make_jaxpr(step)(*args)) & STATEFUL

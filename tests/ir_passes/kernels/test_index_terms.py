@@ -55,16 +55,16 @@ def random_function(rng: np.random.Generator) -> Callable[[Any], Any]:
 @pytest.mark.parametrize("natural", [True, False])
 def test_claims_hold_for_every_number(natural: bool) -> None:
     rng, claims = np.random.default_rng(0), set()
-    numbers, domains = (np.asarray(NATURAL, np.int8), {NUMBER: NATURAL}) if natural else (ALL, {})
+    numbers, domains = (np.asarray(NATURAL, np.int8), {NUMBER: NATURAL}) if natural else (ALL, dict[Term, range]())
     for _ in range(40):
         functions = [random_function(rng), random_function(rng)]
-        terms = [term_of(function) for function in functions]
+        one, other = map(term_of, functions)
         with jax.numpy_dtype_promotion("standard"):
             first, second = (np.asarray(jax.vmap(function)(numbers)) for function in functions)
-        assert equal(*terms, domains) == bool(np.all(first == second))
-        assert differ(*terms, domains) == bool(np.all(first != second))
-        assert in_bounds(terms[0], 2, domains) == bool(np.all((first >= 0) & (first < 2)))
-        claims |= {("equal", equal(*terms, domains)), ("differ", differ(*terms, domains))}
+        assert equal(one, other, domains) == bool(np.all(first == second))
+        assert differ(one, other, domains) == bool(np.all(first != second))
+        assert in_bounds(one, 2, domains) == bool(np.all((first >= 0) & (first < 2)))
+        claims |= {("equal", equal(one, other, domains)), ("differ", differ(one, other, domains))}
     assert len(claims) == 4
 
 

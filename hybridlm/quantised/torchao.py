@@ -48,7 +48,7 @@ def schemes_of(settings: Mapping[str, Any]) -> frozenset[str] | None:
     return _CONFIGS.get(str(default.get("_type"))) if isinstance(default, dict) else None
 
 
-class WeightDescription(NamedTuple):
+class TensorMetadata(NamedTuple):
     """Metadata of a weight.
 
     Attributes:
@@ -88,7 +88,7 @@ def torchao_tensor(tensors: Tensors, weight: str, metadata: Mapping[str, str]) -
     return _READERS[kind](tensors, description)
 
 
-def _float8(tensors: Tensors, description: WeightDescription) -> QuantisedTensor:
+def _float8(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
     tensors.expect("codes", {"F8_E4M3"})
     tensors.expect("scale", FLOATS)
     shape, block = tensors.matrix(), description.block
@@ -98,7 +98,7 @@ def _float8(tensors: Tensors, description: WeightDescription) -> QuantisedTensor
     return tensors.float8()
 
 
-def _int8(tensors: Tensors, description: WeightDescription) -> QuantisedTensor:
+def _int8(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
     tensors.expect("codes", {"I8"})
     tensors.expect("scale", FLOATS)
     shape = tensors.matrix()
@@ -106,7 +106,7 @@ def _int8(tensors: Tensors, description: WeightDescription) -> QuantisedTensor:
     return tensors.integers("int8", shape, 8)
 
 
-def _int4(tensors: Tensors, description: WeightDescription) -> QuantisedTensor:
+def _int4(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
     tensors.expect("codes", {"I8", "U8"})
     *lead, rows, stored = tensors.matrix()
     shape = (*lead, rows, 2 * stored)
@@ -128,7 +128,7 @@ def _int4(tensors: Tensors, description: WeightDescription) -> QuantisedTensor:
 _READERS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "IntxUnpackedToInt8Tensor": _int8, "Int4Tensor": _int4}
 
 
-def _expect_blocks(tensors: Tensors, description: WeightDescription, shape: tuple[int, ...]) -> None:
+def _expect_blocks(tensors: Tensors, description: TensorMetadata, shape: tuple[int, ...]) -> None:
     """Compare the number of scales with the blocks that the metadata describes."""
     if description.block is None:
         return
@@ -138,7 +138,7 @@ def _expect_blocks(tensors: Tensors, description: WeightDescription, shape: tupl
     tensors.expect_shape("scale", blocks, *([[], [1]] if set(blocks) == {1} else []))
 
 
-def _description(weight: str, metadata: Mapping[str, str]) -> WeightDescription:
+def _description(weight: str, metadata: Mapping[str, str]) -> TensorMetadata:
     text = metadata.get(weight)
     if text is None:
         raise Mismatch(f"{weight}: tensors of torchao, but the metadata of the file does not describe it")
@@ -151,7 +151,7 @@ def _description(weight: str, metadata: Mapping[str, str]) -> WeightDescription:
     data = fields.get("_data") if isinstance(fields, dict) else None
     if not isinstance(fields, dict) or not isinstance(data, dict):
         raise Mismatch(f"{weight}: expected metadata with _type and _data, found {text[:120]}")
-    return WeightDescription(
+    return TensorMetadata(
         str(fields.get("_type"))[:80], _sizes(weight, data, "block_size"), _sizes(weight, data, "shape")
     )
 

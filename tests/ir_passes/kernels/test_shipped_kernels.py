@@ -150,7 +150,7 @@ DECLARED = {
     "gpu.paged_attention, 2 splits": r"\[0, 1\): it is in \[0, 2\]",
     "gpu.ragged_dot_mgpu": "nothing is known of body",
     "tpu.paged_attention": "a store to an operand whose memory no result takes",
-    "tpu.ragged_paged_attention": "a semaphore whose index is computed",
+    "tpu.ragged_paged_attention": "a semaphore whose index is not shown to be in bounds",
     "tpu.megablox": "a grid whose size is computed",
 }
 """Kernels that cannot be read or proved, with the reason; users declare them."""

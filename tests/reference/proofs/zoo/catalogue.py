@@ -10,6 +10,7 @@ from zoo import (
     layers,
     loops,
     mamba,
+    mutable_arrays,
     packed,
     pages,
     row_caches,
@@ -26,6 +27,7 @@ from zoo.tokens import token_indices, token_scans, token_sums
 THEMES = (
     gated_delta,
     mamba,
+    mutable_arrays,
     packed,
     token_neighbours,
     token_indices,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.copies import Copies, Copy, Semaphore, Semaphores
+from ir_passes.kernels.copies import Copies, Copy, Semaphores
 from ir_passes.kernels.memory import MAX_CONSTANT, MAX_UNROLLED, UnreadableKernel, uninitialized, within
 from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, StepPart
 
@@ -387,7 +387,7 @@ class _Body:
         numbers = [self.constant(number) for index in indexers for number in getattr(index, "indices", ())]
         if len(indexers) > 1 or not all(is_constant(number) and np.ndim(number) == 0 for number in numbers):
             raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a semaphore whose index is computed")
-        return self.copies, *sides, Semaphore(semaphores, tuple(map(int, numbers)))
+        return self.copies, *sides, (semaphores, tuple(map(int, numbers)))
 
     def _run_scoped(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         if eqn.params.get("collective_axes"):

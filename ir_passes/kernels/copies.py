@@ -17,12 +17,8 @@ class Semaphores:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Semaphore:
-    """One semaphore of an array."""
-
-    array: Semaphores
-    index: tuple[int, ...]
+Semaphore = tuple[Semaphores, tuple[int, ...]]
+"""One semaphore of an array: the array and the index."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -157,7 +157,7 @@ def audit_executable(
     ]
     return AuditReport(
         tuple(findings),
-        tuple(pool.as_copy(executable) for pool in pools if pool.copied),
+        tuple(pool for pool in pools if pool.copied),
         tuple(schedule),
         neighbours(executable, live),
         len(live.values),

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.multiprocess import environment
-from hybridlm.multiprocess.joining import join
+from hybridlm.multiprocess.heartbeat import join
 from hybridlm.multiprocess.key_values import KeyValues
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.programs import Programs

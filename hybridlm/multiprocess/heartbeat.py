@@ -27,7 +27,7 @@ from hybridlm.multiprocess.environment import (
     peer_timeout,
     set_peer_timeout,
 )
-from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.messages import KeyValues
 
 BEATS = 10.0
 """Heartbeats within the timeout; at least one per second."""

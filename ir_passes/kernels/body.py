@@ -14,9 +14,17 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.copies import Copies, Copy, Semaphores
-from ir_passes.kernels.memory import MAX_CONSTANT, MAX_UNROLLED, UnreadableKernel, uninitialized, within
-from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, StepPart
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
+from ir_passes.kernels.memory import (
+    MAX_CONSTANT,
+    MAX_UNROLLED,
+    Copies,
+    Copy,
+    Semaphores,
+    UnreadableKernel,
+    uninitialized,
+    within,
+)
 
 
 class Ref:

@@ -1,6 +1,10 @@
 """The branches of conditionals on a program's clock: only one branch runs.
 
 In one branch, XLA:TPU overwrites a value that only another branch reads.
+
+XLA:TPU copies arrays to the chip in slices and uses them as one. The call that does so (`ConcatBitcast`) moves nothing.
+It is correct if the slices fill the bytes of the result, each at the position it had in the array; its operands may be
+in any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence

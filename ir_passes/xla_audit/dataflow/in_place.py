@@ -5,6 +5,11 @@ every element of the result is computed from the same element of the operand alo
 in place that are computed from other elements (openxla/xla#49176), so this is checked from the fused computation: each
 way from the result back to such an operand must keep the position, or leave it by a dynamic-update-slice and come back
 by a dynamic-slice of the same window.
+
+Reductions on a TPU: XLA:TPU is not open source, but its programs record which results each operation writes over which
+operands (`aliasing_operands` in the backend configuration; operands are numbered first, then results). If such a pair
+exists, a reduction that the same fusion returns may read the operand at the written position, as on a GPU: a window is
+read, computed with, and written. Every other read of such an operand stays a finding.
 """
 
 from collections.abc import Iterator

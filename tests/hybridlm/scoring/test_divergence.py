@@ -170,7 +170,7 @@ def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> No
     hidden = [rng.normal(size=(3, 5, side.config.hidden_size)).astype(np.float32) for side in (text_lm, other)]
     args = (text_lm.engine.params, other.engine.params, *hidden)
     run = _program(sides, args)
-    bound = DIVERGENCE_CONTRACT.bind(divergence_step(sides[0].structure, sides[1].structure), args)
+    bound = DIVERGENCE_CONTRACT.bind(divergence_step(sides[0][1], sides[1][1]), args)
 
     def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return np.where(rng.random(row.shape) < 0.5, np.nan, row).astype(row.dtype)

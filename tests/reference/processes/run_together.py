@@ -22,7 +22,7 @@ import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.heartbeat import join
-from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.messages import KeyValues
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import Shape

@@ -93,8 +93,7 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
     from hybridlm.engine.config import EngineConfig
     from hybridlm.programs import programs
     from hybridlm.programs.shapes import Shape
-    from hybridlm.target_report.floor import floor_of
-    from hybridlm.target_report.step_report import step_report
+    from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(job.target)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# XLA compiles in a third of the time: LLVM leaves the loops as they are, and fusions and scatters are emitted in an
+# XLA compiles in a third of the time: LLVM leaves the loops alone, and fusions and scatters are emitted in an
 # older and simpler way, which later versions do not have. Tests about XLA's own programs compile those as for users
 # (tests/reference/compiled/as_for_users.py); parts of .ci/run and .ci/long compile everything so.
 _flags = os.environ.get("XLA_FLAGS", "").split()
@@ -31,7 +31,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="hybridlm-tests-", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
-# Nothing of what is imported and collected is garbage; looking for it takes a third of that time.
+# No imported or collected object is garbage; looking for it takes a third of that time.
 gc.disable()
 
 import hypothesis

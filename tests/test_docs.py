@@ -10,7 +10,7 @@ import pytest
 import hybridlm
 from hybridlm import compiler
 
-# Constants and modules, which have pages or paragraphs of their own.
+# Constants and modules, with separate pages or paragraphs.
 NOT_REFERENCED = {"DISTRIBUTION", "__version__", "DEFAULT_PASSES", "compiler", "models", "demo", "families"}
 # Made by scripts/mkdocs_hooks.py when the site is built.
 GENERATED = {"certificates.md", "device-tables.md", "engine-mutants.md", "mutants.md"}
@@ -56,7 +56,7 @@ def test_links_lead_to_files_and_headings_of_the_repository(root: Path, page: Pa
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as the forge and the site make them."""
+    """Return the anchors of a page's headings, as forge and site make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -62,16 +62,13 @@ def test_direction(folder: str):
     assert not faults, "\n".join(faults)
 
 
-@pytest.mark.parametrize(
-    ("folder", "source"),
-    [
-        ("models", "import hybridlm"),
-        ("models", "from ir_passes.contract.contract import Lane"),
-        ("ir_passes", "def f():\n    import models.layers.rope"),
-        ("ir_passes", "import importlib\nimportlib.import_module('hybridlm')"),
-        ("scripts", "from models import family_of"),
-    ],
-)
+@pytest.mark.parametrize(("folder", "source"), [
+    ("models", "import hybridlm"),
+    ("models", "from ir_passes.contract.contract import Lane"),
+    ("ir_passes", "def f():\n    import models.layers.rope"),
+    ("ir_passes", "import importlib\nimportlib.import_module('hybridlm')"),
+    ("scripts", "from models import family_of"),
+])  # fmt: skip
 def test_direction_sees(folder: str, source: str):
     assert len(forbidden(folder, "example.py", source)) == 1
 
@@ -240,7 +237,7 @@ def within(folder: str, edges: list[Edge]) -> set[tuple[str, str]]:
 
 
 def circle(pairs: set[tuple[str, str]]) -> list[str]:
-    """One circle of imports, in its order; empty where there is none."""
+    """One circle of imports in order, or empty."""
     graph: dict[str, set[str]] = {}
     for first, second in pairs:
         graph.setdefault(first, set()).add(second)

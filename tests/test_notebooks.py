@@ -23,7 +23,7 @@ def texts(notebook: Any) -> Iterator[str]:
     """Text of each cell without machine, compiler and clock dependent parts.
 
     Whole numbers below ten stay: how many copies, violations or errors there are is what a reader looks at. Shares in
-    percent, longer numbers, fractions, hashes and how much white space stands beside them do not.
+    percent, longer numbers, fractions, hashes and how much white space stands next to them do not.
     """
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -20,7 +20,7 @@ RECIPES = {title: code for title, code in BLOCKS.items() if title != BEGINNING}
 BEHIND = list(BLOCKS)[list(BLOCKS).index(BEGINNING) + 1 :]
 """Recipes that run behind the beginning."""
 AS_FOR_USERS = {"The equality gate"}
-"""Recipes that need the programs that XLA makes for users; those of the other tests compile in less time."""
+"""Recipes that need XLA's programs for users; other tests compile faster ones."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -92,7 +92,7 @@ compiler, *arguments = sys.argv[1:]
 assert compiler == "c++"
 Path(arguments[arguments.index("-o") + 1]).write_text(arguments[arguments.index("-target") + 1])
 """
-"""A compiler that writes for which machine it is asked to compile."""
+"""A compiler that records its target machine."""
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def stored_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cached_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
-    """The same model with a prefix cache, which tests replace by an empty one."""
+    """The same model with a prefix cache; tests replace it by an empty one."""
     lm = hybridlm.load(text_lm.path, prefix_cache="600kB", **SETTINGS)
     # The steps are the same, and take the parameters as arguments.
     lm.engine.runner.programs = text_lm.engine.programs

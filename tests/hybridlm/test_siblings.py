@@ -125,7 +125,7 @@ def test_missing_package(installed: Path, user: Path):
     (installed / "models" / "__init__.py").unlink()
     (installed / "models").rmdir()
     result = run(catch("import hybridlm"), installed, user)
-    # Where hybridlm is installed beside the tests, that installation's `models` is found instead of nothing.
+    # Where hybridlm is installed next to the tests, that installation's `models` is found instead of nothing.
     assert result.stdout.startswith("ForeignPackageError models "), result.stdout + result.stderr
     assert "the installation of hybridlm is incomplete" in result.stdout
 

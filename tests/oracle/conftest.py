@@ -55,12 +55,12 @@ CHUNKS = range(1, 18)
 OTHER_SEEDS, OTHER_CHUNKS = range(3), ((5, 13), (3, 16), (1, 7))
 """The engine, the decoder and the cuts of a prompt are the same for all families, and the Qwen families have met every
 seed and size. Of the others the first variant of a family meets these seeds, every other variant one of them, and each
-two of the sizes, in turn: most are odd, so that their ends lie inside a chunk of the recurrence."""
+two of the sizes, in turn: most are odd, so that their ends are inside a chunk of the recurrence."""
 EVERY_SEED = {"test_logits_of_every_position"}
 """Tests that run every variant with all seeds: its step is compiled once for all of them."""
 FIRST = {family: next(v.name for v in VARIANTS if v.family == family) for family in {v.family for v in VARIANTS}}
 OTHERS = {name for family, name in FIRST.items() if family not in QWEN_FAMILIES}
-# One for each kind of state: rows of a matrix, decay per channel beside compressed keys, convolution inputs alone.
+# One for each kind of state: rows of a matrix, decay per channel next to compressed keys, convolution inputs alone.
 EVERY_STATE = {FIRST[family] for family in ("nemotron_h", "kimi_linear", "lfm2")}
 SHORT_RUN_CHUNKS = {("dense_interval", 7)}
 QWEN = {variant.name for variant in VARIANTS if variant.family in QWEN_FAMILIES}
@@ -68,14 +68,14 @@ WITH_HEAD = {"test_head_logits_behind_every_token"}
 """Tests for the variants that have a multi-token-prediction head."""
 SHORT_RUN = {
     "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
-    # Beside the variant that generates in chunks of the size above; texts that transformers continued are golden, too.
+    # Next to the variant that generates in chunks of the size above; texts that transformers continued are golden, too.
     "test_ragged_batch_generates": EVERY_STATE | {"next_base", "sparse_base"},
     "test_each_prompt_alone": {"dense_multimodal"},
     "test_head_logits_behind_every_token": {"dense_multimodal"},
     "test_interventions_are_forward_hooks": EVERY_STATE | {"dense_base"},
 }
 """Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs. Of every
-family beside the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
+family next to the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -27,7 +27,7 @@ FIRST = {variant.family: variant.name for variant in reversed(VARIANTS)}
 TRIED = [variant for variant in VARIANTS if variant.name in {*FIRST.values(), *EXTRA}]
 IDS = [variant.name for variant in TRIED]
 REFUSED_BY_PEFT = ("mamba2", "nemotron_h", "falcon_h1")
-"""Model types whose `out_proj` PEFT does not adapt."""
+"""Model types with an `out_proj` that PEFT does not adapt."""
 
 
 def adapted(model: Any, seed: int, **settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The float64 reference against transformers' layers, which it replaces without torch."""
+"""The float64 reference against transformers' layers, so that it replaces them without torch."""
 
 import numpy as np
 import pytest

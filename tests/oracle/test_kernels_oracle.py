@@ -12,7 +12,7 @@ import hybridlm
 from hybridlm.engine.speculation import Speculation
 from ir_passes.contract.statements import Note
 
-# the interpreter copies what it writes to, which the audit reports
+# the interpreter copies the arrays it writes to, and the audit reports it
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")]
 
 CHUNK, LANES, TOKENS = 40, 2, 6

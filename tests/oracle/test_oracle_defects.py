@@ -13,7 +13,7 @@ import hybridlm
 pytestmark = [pytest.mark.oracle, pytest.mark.long]
 
 FLOOR = 0.5
-"""Far above that of published models, so that it matters to random weights."""
+"""Far above the scale of published models, so that it matters to random weights."""
 
 
 def test_the_floor_under_time_steps(tmp_path: pathlib.Path) -> None:

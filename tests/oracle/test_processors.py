@@ -1,4 +1,4 @@
-"""Changed logits equal those of transformers' processors in `generate`'s order."""
+"""Changed logits equal the results of transformers' processors in `generate`'s order."""
 
 from typing import Any
 

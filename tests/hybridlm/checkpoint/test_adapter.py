@@ -289,7 +289,7 @@ def test_an_adapter_beside_the_weights_and_another_one(base: Path, tmp_path: Pat
     with pytest.raises(ValueError, match="merge_adapter"):
         hybridlm.load(folder, adapter=other, **SETTINGS)
     assert not same(hybridlm.load(folder, **SETTINGS), hybridlm.load(folder, adapter=False, **SETTINGS))
-    # A saved copy has the adapter inside, and none beside it.
+    # A saved copy has the adapter inside, and none next to it.
     hybridlm.load(folder, **SETTINGS).save(tmp_path / "saved")
     assert same(hybridlm.load(tmp_path / "saved", **SETTINGS), hybridlm.load(folder, **SETTINGS))
 

@@ -1,4 +1,4 @@
-"""Peak anonymous memory of loading, measured in processes of their own."""
+"""Peak anonymous memory of loading, measured in their own processes."""
 
 import json
 import os
@@ -44,15 +44,12 @@ def require_peak(result: dict[str, Any], tensors: int) -> None:
     assert result["peak"] <= limit, f"peak {result['peak']:,} bytes, limit {limit:,.0f}"
 
 
-@pytest.mark.parametrize(
-    ("stored", "wanted", "devices"),
-    [
-        ("bfloat16", "bfloat16", 1),
-        ("bfloat16", "float32", 1),
-        ("float16", "bfloat16", 1),
-        ("bfloat16", "bfloat16", 4),
-    ],
-)
+@pytest.mark.parametrize(("stored", "wanted", "devices"), [
+    ("bfloat16", "bfloat16", 1),
+    ("bfloat16", "float32", 1),
+    ("float16", "bfloat16", 1),
+    ("bfloat16", "bfloat16", 4),
+])  # fmt: skip
 def test_peak_is_the_arrays_kept_and_two_tensors(
     tmp_path: Path, root: Path, stored: str, wanted: str, devices: int
 ) -> None:
@@ -71,20 +68,20 @@ def test_peak_of_a_model(tmp_path: Path, root: Path, wanted: str) -> None:
     ("scheme", "dequantise"), [("fp8-block", ""), ("int8", ""), ("fp8-block", "bfloat16"), ("int8", "bfloat16")]
 )
 def test_peak_of_a_quantised_model(tmp_path: Path, root: Path, scheme: str, dequantise: str) -> None:
-    """Loading needs at most two of the largest matrices (1024 x 24576 numbers) besides the model."""
+    """Loading needs the two largest matrices (1024 x 24576 numbers) and the model at most."""
     result = figures(loading(root, "packed", tmp_path, scheme, dequantise, devices=1))
     require_peak(result, 2 * 2 * 1024 * 24576)
 
 
 @pytest.mark.parametrize(("kind", "dequantise"), [("Q8_0", ""), ("Q5_K", ""), ("Q4_K", "bfloat16")])
 def test_peak_of_a_gguf_file(tmp_path: Path, root: Path, kind: str, dequantise: str) -> None:
-    """A GGUF file has the same limit; another process writes it, so that no memory is reused."""
+    """A GGUF file has the same limit; another process writes it to keep memory fresh."""
     figures(loading(root, "write", tmp_path, kind, devices=1))
     require_peak(figures(loading(root, "gguf", tmp_path, kind, dequantise, devices=1)), 2 * 2 * 1024 * 24576)
 
 
 def test_a_process_reads_its_own_experts_only(tmp_path: Path, root: Path) -> None:
-    """A process with half of 64 experts holds at most its shard and the largest tensor."""
+    """A process with half of 64 experts holds its shard and the largest tensor."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -26,7 +26,7 @@ from hybridlm.checkpoint import (
 from hybridlm.files import atomic
 
 SIZE = 3 * fingerprint.BLOCK + 5
-"""Bytes of a tensor of several blocks, the last of which is not full."""
+"""Bytes of a tensor of several blocks, with a partial last block."""
 
 
 def write(directory: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:

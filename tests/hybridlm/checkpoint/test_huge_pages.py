@@ -25,7 +25,7 @@ def anonymous() -> int:
 
 
 def test_arrays_are_aligned_and_apart() -> None:
-    """Threads allocate sizes around an alignment, a page and a block, each with its own number."""
+    """Threads allocate sizes around an alignment, a page and a block, with distinct numbers."""
     sizes = [0, 1, ALIGNMENT - 1, ALIGNMENT, 4097, PAGE - 1, PAGE + 1, BLOCK // 2, BLOCK + 3] * 2
     memory = HugePages()
 

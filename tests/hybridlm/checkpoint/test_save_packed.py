@@ -50,7 +50,7 @@ def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | No
     repeat.save(tmp_path / "twice")
     indices = [json.loads((tmp_path / folder / format.INDEX).read_text()) for folder in ("saved", "twice")]
     assert indices[0]["packed"] == indices[1]["packed"] and set(indices[0]["packed"]) == set(packed)
-    # As plain numbers they are those of the packed form.
+    # As plain numbers they equal the packed form.
     plain = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **SETTINGS)
     for name, array in lm.params.items():
         expected = array.numbers() if isinstance(array, QuantisedWeight) else array

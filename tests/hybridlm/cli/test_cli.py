@@ -261,17 +261,13 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
     assert "no" in refused(*command, "-m", "M", stdin="")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("generate", "A"),
-        ("score", "in.jsonl", "out.jsonl"),
-        ("batch", "-i", "in.jsonl", "-o", "out.jsonl"),
-        ("verify",),
-        ("bench", "--lanes", "1"),
-    ],
-    ids=lambda item: item[0],
-)
+@pytest.mark.parametrize("command", [
+    ("generate", "A"),
+    ("score", "in.jsonl", "out.jsonl"),
+    ("batch", "-i", "in.jsonl", "-o", "out.jsonl"),
+    ("verify",),
+    ("bench", "--lanes", "1"),
+], ids=lambda item: item[0])  # fmt: skip
 def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"kernels is {settings['kernels']}")
@@ -285,38 +281,32 @@ def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkey
 TWO_FILES = ("in.jsonl", "out.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
-        (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
-        (("generate", "A", "--n", "0"), "n: expected"),
-        (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
-        (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (
-            ("score", "in.jsonl", "out.tsv"),
-            "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
-        ),
-        (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
-        (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
-        (("score", "in.jsonl", "in.jsonl"), "is also the input"),
-        (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
-        (("score", *TWO_FILES, "--window", "0"), "window: expected"),
-        (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
-        (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
-        (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
-        (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
-        (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
-        (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
-        (("bench", "--json", "no/figures.json"), "no: no such directory"),
-        (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
-        (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
-        (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
-    ],
-    ids=lambda item: "-".join(item) if isinstance(item, tuple) else "",
-)
+@pytest.mark.parametrize(("arguments", "fault"), [
+    (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
+    (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
+    (("generate", "A", "--n", "0"), "n: expected"),
+    (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
+    (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("score", "in.jsonl", "out.tsv"),
+        "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet"),
+    (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
+    (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
+    (("score", "in.jsonl", "in.jsonl"), "is also the input"),
+    (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
+    (("score", *TWO_FILES, "--window", "0"), "window: expected"),
+    (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
+    (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
+    (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
+    (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
+    (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
+    (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
+    (("bench", "--json", "no/figures.json"), "no: no such directory"),
+    (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
+    (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
+    (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
+], ids=lambda item: "-".join(item) if isinstance(item, tuple) else "")  # fmt: skip
 def test_no_model_is_loaded_for_a_wrong_argument(
     arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -375,18 +365,15 @@ def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
     assert "no tokenizer.json" in refused(*GENERATE, "--chat", "Ada")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
-        (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
-        (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
-        (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
-        ([], "", "error: standard input: has no prompts\n"),
-        ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
-        ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "stdin", "message"), [
+    (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
+    (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
+    (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
+    (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
+    ([], "", "error: standard input: has no prompts\n"),
+    ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
+    ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
+])  # fmt: skip
 def test_input_errors(lm: hybridlm.LM, arguments: list[str], stdin: str | bytes | None, message: str):
     assert message in refused(*GENERATE, *arguments, stdin=stdin)
 
@@ -611,7 +598,7 @@ def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Options reach `score_file`; Ctrl-C reports what is kept, and a second run continues."""
+    """Options reach `score_file`; Ctrl-C reports the kept rows, and a second run continues."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
     command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     scores, calls = TextModel.scores, iter([True])
@@ -674,7 +661,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
 
 
 def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    """Equal as they are."""
+    """Equal answers."""
     monkeypatch.setattr(cli_demo, "MIN_RIGHT", 2)
     result = run("demo")
     assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout

@@ -17,7 +17,7 @@ def run(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Path:
-    """Three files of 1000 bytes, none of them an entry; "c" was used last."""
+    """Three files of 1000 bytes, no entry among them; "c" was used last."""
     folder = tmp_path / "steps"
     folder.mkdir(mode=0o700)
     for number, name in enumerate(NAMES):

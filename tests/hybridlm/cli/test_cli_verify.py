@@ -129,7 +129,7 @@ def test_inspection_in_words(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:
-    """On a mesh dependence is not measured: each device counts rows of its own lanes."""
+    """On a mesh dependence is not measured: each device counts rows of its lanes."""
     result = run("inspect", directory, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0 and "generate 2x1, certified" in result.output, result.output
     text = (tmp_path / "page.html").read_text()

@@ -170,7 +170,7 @@ sys.addaudithook(refuse)
 def test_the_command_answers_without_network_within_two_minutes(tmp_path: Path):
     """A cold start: an empty cache, and XLA's options of users.
 
-    It is the processor's time, which does not count other work on the machine: with a core of its own the command takes
+    It is the processor's time, which does not count other work on the machine: with its own core the command takes
     no longer than that.
     """
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)

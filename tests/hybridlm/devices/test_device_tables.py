@@ -50,7 +50,7 @@ def test_programs_of_published_models_exchange_what_the_formulas_say(name: str) 
 
 
 def test_meshes_split_a_model_as_far_as_it_goes() -> None:
-    """OLMo, which splits over two devices, is among the long cases above."""
+    """OLMo splits over two devices and is among the long cases above."""
     assert meshes(config_of("LFM2-8B"))[-4:] == [
         Devices(model=16), Devices(2, 1, 8), Devices(2, 8), Devices(2, 2, 4),
     ]  # fmt: skip

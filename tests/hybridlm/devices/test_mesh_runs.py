@@ -129,7 +129,7 @@ def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
 def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
     """Split lanes and heads with one prompt too many; every step is proved and audited.
 
-    The devices exchange the bytes that docs/devices.md says.
+    The devices exchange the bytes of docs/devices.md.
     """
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
     lm = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)

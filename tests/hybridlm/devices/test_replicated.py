@@ -49,9 +49,9 @@ def of_lanes(contract: LaneContract) -> Any:
 
 
 def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
-    apart = lambda array: array.reshape(DEVICES, EACH, *array.shape[1:])
+    split = lambda array: array.reshape(DEVICES, EACH, *array.shape[1:])
     split = of_lanes(contract)
-    tree = jax.tree.map(lambda lanes, part: jax.tree.map(apart, part) if lanes else part, split, args)
+    tree = jax.tree.map(lambda lanes, part: jax.tree.map(split, part) if lanes else part, split, args)
     return jax.pmap(step, in_axes=jax.tree.map(lambda lanes: 0 if lanes else None, split)), tree
 
 
@@ -84,7 +84,7 @@ def test_a_step_of_a_model_exchanges_nothing_over_data(tmp_path: Path, name: str
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(jax, "pmap"), reason="this JAX has no pmap")
 def test_lines_of_the_documentation_exchange_nothing(tmp_path: Path, root: Path) -> None:
-    """The lines as they stand in docs/devices.md, run for a model with experts."""
+    """The lines of docs/devices.md, run for a model with experts."""
     text = (root / "docs" / "devices.md").read_text()
     (lines,) = re.findall(r"```python\n(graph, params = .*?)```", text, re.DOTALL)
     lm = hybridlm.load(write_random_checkpoint("sparse_base", tmp_path), context=64, dtype="float32", certify="off")

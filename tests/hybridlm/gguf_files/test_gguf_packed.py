@@ -86,13 +86,10 @@ SIZES |= {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("architecture", "source", "fields"),
-    [
-        ("qwen35", "dense_base", {"intermediate_size": 512}),
-        ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
-    ],
-)
+@pytest.mark.parametrize(("architecture", "source", "fields"), [
+    ("qwen35", "dense_base", {"intermediate_size": 512}),
+    ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
+])  # fmt: skip
 def test_a_model_of_k_quants_stays_packed(
     tmp_path: Path, architecture: str, source: str, fields: dict[str, Any]
 ) -> None:

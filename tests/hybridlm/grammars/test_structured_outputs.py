@@ -50,7 +50,7 @@ def follows(text: str | None, form: Mapping[str, Any]) -> bool:
 
 
 def finished(lm: hybridlm.LM, request: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
-    """Return the completions of requests with settings of their own, in their order."""
+    """Return the completions of requests with their own settings, in their order."""
     results: dict[int, Completion] = {}
     with lm.session(**session) as running:
         for each in request:
@@ -257,7 +257,7 @@ def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 
 def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
-    """The form is unfinished at the limit of tokens, and the finish reason says so."""
+    """The form is unfinished at the limit of tokens, and the finish reason states it."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
     result, part = finished(

@@ -1,4 +1,4 @@
-"""`load(..., certify=...)`: the engine runs certified steps only, unless it is told otherwise."""
+"""`load(..., certify=...)`: the engine runs certified steps only, unless told otherwise."""
 
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pyte
         lm.generate(PROMPTS, max_tokens=2)
     assert LEAK in str(raised.value)
     assert any("generate 2x4" in note and "certify='warn'" in note for note in raised.value.__notes__)
-    # The copy to the decode pool is compiled beside it.
+    # The copy to the decode pool is compiled next to it.
     assert set(lm.certificates) <= {"copy 2 to 2"} and lm.stats["steps"] == 0
 
 

@@ -44,7 +44,7 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
 def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
     root: pathlib.Path, name: str, lanes: int
 ) -> None:
-    """A single narrow row is computed as two; two rows of a convolution are no copy."""
+    """A narrow row is computed as two; two rows of a convolution are no copy."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
     for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_rows, 32)):
         report = lm.engine.program(Shape("generate", count, tokens)).audit

@@ -34,7 +34,7 @@ class Store:
         return {name.split("/")[1]: value for name, value in self.said.items() if name.startswith(f"{folder}/")}
 
     def sign(self, beat: int, epoch: int = 0, busy: str = "") -> None:
-        """Process 2 says something."""
+        """Process 2 prints something."""
         self.said["alive/2"] = json.dumps(HeartbeatRecord(beat, "process 2 (pid 7 on host)", epoch, busy)).encode()
 
 

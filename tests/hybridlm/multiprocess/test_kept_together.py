@@ -42,7 +42,7 @@ def test_a_second_run_of_two_processes_compiles_nothing(tmp_path: Path) -> None:
     second = run(tmp_path)
     assert second[0].keys() == first[0].keys() and all([*second[0].values(), *second[1].values()])
     assert second[2] == first[2]
-    # Of each step one process has none: nobody loads it, and it is kept anew.
+    # Each step is missing in one process: nobody loads it, and it is kept anew.
     for path in sorted(saved, key=lambda path: path.stat().st_mtime)[::2]:
         path.unlink()
     third = run(tmp_path)

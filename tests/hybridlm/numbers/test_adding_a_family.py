@@ -270,7 +270,7 @@ def test_a_head_of_drafts_is_refused(lm: hybridlm.LM) -> None:
 
 
 def run_command(package: Path, *arguments: str) -> str:
-    """Run a command of hybridlm beside the installed package, and return its standard output."""
+    """Run a command of hybridlm next to the installed package, and return its standard output."""
     environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(
         [sys.executable, "-m", "hybridlm", *arguments], env=environment, capture_output=True, text=True, check=False

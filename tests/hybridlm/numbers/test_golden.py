@@ -122,7 +122,7 @@ def test_logits(golden: Golden, lm: hybridlm.LM):
 @pytest.mark.slow
 @long_except(*(name for name in QWEN if name not in SPELLINGS), among=QWEN)
 def test_states(golden: Golden, lm: hybridlm.LM):
-    """States of delta nets after the longest prompt, which has no padding."""
+    """States of delta nets after the longest prompt, without padding."""
     states = lm.forward(padded(golden.prompts), return_states=True).states
     assert states is not None and states.position == len(golden.prompts[-1])
     expected = Float64Model(golden.directory).forward(golden.prompts[-1]).delta_nets
@@ -157,7 +157,7 @@ def test_scores(golden: Golden, lm: hybridlm.LM):
 @pytest.mark.slow
 @long_except("dense_interval")
 def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
-    """Log-probabilities of prompts with completions equal those of transformers."""
+    """Log-probabilities of prompts with completions equal transformers' numbers."""
     for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=1, prompt_logprobs=2)):
         prompt, logits = golden.prompts[index], golden.logits[index].astype(np.float64)
         logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))

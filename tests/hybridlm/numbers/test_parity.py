@@ -12,7 +12,7 @@ from random_checkpoint import FAMILIES
 
 SCRIPT = Path(__file__).resolve().parents[2] / "reference" / "scenes" / "parity.py"
 ROUNDING = {"float32": 1e-4, "bfloat16": 0.1}
-"""Most that another chunk size changes log-probabilities by; what docs/research.md says."""
+"""Largest change of log-probabilities by another chunk size, as in docs/research.md."""
 
 
 def cases() -> list[object]:

@@ -1,4 +1,4 @@
-"""Layers, sampling and kernels of other platforms compute on a CPU what plain forms do."""
+"""Other platforms' layers, sampling and kernels compute on a CPU the plain forms' numbers."""
 
 import warnings
 from pathlib import Path
@@ -23,7 +23,7 @@ FAMILIES = [
     "falcon_base",
 ]  # fmt: skip
 BY_DEFAULT = ("lfm2_moe_base",)
-"""The numbers of all families with these kernels are beside those of transformers in test_golden.py."""
+"""The numbers of all families with these kernels are next to those of transformers in test_golden.py."""
 CONV, STEP = conv_step_cpu.STEP, recurrent_step_cpu.STEP
 CALLS = {name: {CONV, STEP, ATTENTION} for name in FAMILIES} | {
     "kimi_base": {CONV, STEP, LATENT_ATTENTION},

@@ -37,7 +37,7 @@ def write(path: Path, count: int = 18) -> Path:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The output, but for the time of its run."""
+    """The output without the time of its run."""
     results = [json.loads(line) for line in path.read_text().splitlines()]
     for row in results:
         if row["response"]["body"] is not None:

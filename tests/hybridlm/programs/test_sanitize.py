@@ -74,7 +74,7 @@ def test_prefixes_and_common_parts_are_followed(text_lm: hybridlm.LM, sanitized_
         ]
     wrong = other.snapshot.state
     assert wrong is not None
-    wrong.position = 8  # it says that it is the other one
+    wrong.position = 8  # it claims to be the other one
     mixed = dataclasses.replace(prefix.snapshot, state=wrong)
     with pytest.raises(SanitizerError, match="position 8"):
         sanitized_lm.generate([[70]], prefix=hybridlm.Prefix(prefix.token_ids, mixed), **FREE)

@@ -34,7 +34,7 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     assert tensor.shape == size and not list(contradictions(settings, grouped.quantised, []))
     array = dequantise(tensor, file.read_stored)
     assert array.dtype == np.float32
-    # Two products in float32 at most, of which at most one is not exact.
+    # Two products in float32 at most, one of them exact.
     np.testing.assert_allclose(array, result.exact, rtol=2**-24 * 1.01, atol=0)
 
 

@@ -38,7 +38,7 @@ PLAIN = {
     "bitsandbytes/dense_interval",
     "bitsandbytes/sparse_base",
 }
-"""Checkpoints of which nothing stays packed."""
+"""Checkpoints without any packed weight."""
 
 
 def name_of(folder: Path) -> str:

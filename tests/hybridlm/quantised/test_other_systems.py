@@ -63,19 +63,11 @@ def quanto(tensors: Tensors) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*config.json has fields")
-@pytest.mark.parametrize(
-    ("change", "settings", "name"),
-    [
-        (mlx, {"quantization": GROUPS}, "MLX"),
-        (mlx, {"quantization": GROUPS, "quantization_config": GROUPS}, "MLX"),
-        (mlx, {"quantization": GROUPS | {"mode": "affine"}, "metadata": {"format": "mlx"}}, "MLX"),
-        (mlx, {}, "MLX"),
-        (mlx_convolutions, {"metadata": {"format": "mlx"}}, "MLX"),
-        (hqq, {}, "HQQ"),
-        (quanto, {}, "Quanto"),
-    ],
-    ids=["mlx", "mlx-twice", "mlx-mode", "mlx-tensors", "mlx-plain", "hqq", "quanto"],
-)
+@pytest.mark.parametrize(("change", "settings", "name"), [
+    (mlx, {"quantization": GROUPS}, "MLX"), (mlx, {"quantization": GROUPS, "quantization_config": GROUPS}, "MLX"),
+    (mlx, {"quantization": GROUPS | {"mode": "affine"}, "metadata": {"format": "mlx"}}, "MLX"), (mlx, {}, "MLX"),
+    (mlx_convolutions, {"metadata": {"format": "mlx"}}, "MLX"), (hqq, {}, "HQQ"), (quanto, {}, "Quanto"),
+], ids=["mlx", "mlx-twice", "mlx-mode", "mlx-tensors", "mlx-plain", "hqq", "quanto"])  # fmt: skip
 def test_the_system_is_named(tmp_path: Path, change: Any, settings: dict[str, Any], name: str) -> None:
     message = changed(tmp_path / "model", change, **settings)
     assert name in message and "hybridlm quantise" in message

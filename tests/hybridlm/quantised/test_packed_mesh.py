@@ -53,7 +53,7 @@ def parameters(folder: Path, sizes: Sizes, packed: bool) -> tuple[LoadedWeights,
 
 
 class AnAccelerator(Placement):
-    """Devices with memory of their own."""
+    """Devices with their own memory."""
 
     @property
     def platform(self) -> str:

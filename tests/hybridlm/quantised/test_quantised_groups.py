@@ -175,37 +175,34 @@ def rotated(*places: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("config", "neighbour", "words"),
-    [
-        ({"quant_method": "quark"}, None, "Quark"),
-        ({"quant_method": "eetq"}, None, "EETQ"),
-        ({"quant_method": "dreamt"}, None, "'dreamt'"),
-        (modelopt("NVFP4_AWQ"), None, "pre_quant_scale"),
-        (modelopt("NVFP4_SVD"), None, "NVFP4_SVD"),
-        (modelopt("W2"), None, "W2"),
-        (modelopt("FP8"), {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        (FP8, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        (LAYOUTS["ct-int8"].config, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
-        ({}, {"quantization": 3}, "hf_quant_config.json"),
-        ("fp8", None, "'fp8'"),
-        ({"quant_method": "fp8", "weight_block_size": [128]}, None, "weight_block_size"),
-        ({"quant_method": "fp8", "fmt": "e5m2"}, None, "e5m2"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, None, "marlin"),
-        ({"quant_method": "awq", "version": "gemv"}, None, "gemv"),
-        ({"quant_method": "auto-round", "packing_format": "x"}, None, "packing_format"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "nf"}}}}, None, "nf"),
-        ({"quant_method": "compressed-tensors", "config_groups": {"g": {}}}, None, "config_groups.g"),
-        ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, None, "sparse"),
-        ({"quant_method": "compressed-tensors", "sparsity_config": ["2:4"]}, None, "sparsity_config"),
-        ({"quant_method": "compressed-tensors", "transform_config": rotated("weight_output", "input")}, None, "input"),
-        ({"quant_method": "compressed-tensors", "transform_config": rotated("k_cache")}, None, "k_cache"),
-        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": 1}}}, None, "transform"),
-        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": [1]}}, None, "transform"),
-        ({"quant_method": "compressed-tensors", "transform_config": ["R1"]}, None, "transform_config"),
-        ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
-    ],
-)
+@pytest.mark.parametrize(("config", "neighbour", "words"), [
+    ({"quant_method": "quark"}, None, "Quark"),
+    ({"quant_method": "eetq"}, None, "EETQ"),
+    ({"quant_method": "dreamt"}, None, "'dreamt'"),
+    (modelopt("NVFP4_AWQ"), None, "pre_quant_scale"),
+    (modelopt("NVFP4_SVD"), None, "NVFP4_SVD"),
+    (modelopt("W2"), None, "W2"),
+    (modelopt("FP8"), {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    (FP8, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    (LAYOUTS["ct-int8"].config, {"quantization": {"quant_algo": "NVFP4"}}, "NVFP4"),
+    ({}, {"quantization": 3}, "hf_quant_config.json"),
+    ("fp8", None, "'fp8'"),
+    ({"quant_method": "fp8", "weight_block_size": [128]}, None, "weight_block_size"),
+    ({"quant_method": "fp8", "fmt": "e5m2"}, None, "e5m2"),
+    ({"quant_method": "gptq", "checkpoint_format": "marlin"}, None, "marlin"),
+    ({"quant_method": "awq", "version": "gemv"}, None, "gemv"),
+    ({"quant_method": "auto-round", "packing_format": "x"}, None, "packing_format"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "nf"}}}}, None, "nf"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"g": {}}}, None, "config_groups.g"),
+    ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, None, "sparse"),
+    ({"quant_method": "compressed-tensors", "sparsity_config": ["2:4"]}, None, "sparsity_config"),
+    ({"quant_method": "compressed-tensors", "transform_config": rotated("weight_output", "input")}, None, "input"),
+    ({"quant_method": "compressed-tensors", "transform_config": rotated("k_cache")}, None, "k_cache"),
+    ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": 1}}}, None, "transform"),
+    ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": [1]}}, None, "transform"),
+    ({"quant_method": "compressed-tensors", "transform_config": ["R1"]}, None, "transform_config"),
+    ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, None, "modules_to_not_convert"),
+])  # fmt: skip
 def test_configurations_that_are_refused(config: Any, neighbour: Any, words: str) -> None:
     for outer in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
         settings = read_settings(outer, neighbour)
@@ -231,23 +228,20 @@ def test_two_descriptions_of_one_file_must_agree() -> None:
 MIXED = {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"model.layers.0.mlp.down_proj": {"quant_algo": "NVFP4"}}}
 
 
-@pytest.mark.parametrize(
-    ("layout", "config", "side"),
-    [
-        ("modelopt-nvfp4", modelopt("FP8"), "fp8-tensor"),
-        ("ct-int4", LAYOUTS["ct-nvfp4"].config, "nvfp4"),
-        ("ct-int3", LAYOUTS["ct-int4"].config, "integers of 4 bits"),
-        ("gptq", {"quant_method": "awq"}, "awq"),
-        ("fp8-block-f32", FP8 | {"modules_to_not_convert": ["layers.0.mlp.down_proj"]}, "plainly"),
-        ("modelopt-nvfp4", modelopt("NVFP4") | {"exclude_modules": ["backbone.layers.0.mlp*"]}, "plainly"),
-        ("modelopt-fp8", MIXED, "nvfp4"),
-        ("modelopt-nvfp4", MIXED | {"quantized_layers": {"lm_head": {"quant_algo": "NVFP4"}}}, "does not list it"),
-        (None, MIXED, "plain numbers"),
-        ("modelopt-fp8", MIXED | {"quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4"}}}, "nvfp4"),
-        ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.down_proj.\0a_mark"]}, "plainly"),
-        ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.\0a_mark*"]}, "plainly"),
-    ],
-)
+@pytest.mark.parametrize(("layout", "config", "side"), [
+    ("modelopt-nvfp4", modelopt("FP8"), "fp8-tensor"),
+    ("ct-int4", LAYOUTS["ct-nvfp4"].config, "nvfp4"),
+    ("ct-int3", LAYOUTS["ct-int4"].config, "integers of 4 bits"),
+    ("gptq", {"quant_method": "awq"}, "awq"),
+    ("fp8-block-f32", FP8 | {"modules_to_not_convert": ["layers.0.mlp.down_proj"]}, "plainly"),
+    ("modelopt-nvfp4", modelopt("NVFP4") | {"exclude_modules": ["backbone.layers.0.mlp*"]}, "plainly"),
+    ("modelopt-fp8", MIXED, "nvfp4"),
+    ("modelopt-nvfp4", MIXED | {"quantized_layers": {"lm_head": {"quant_algo": "NVFP4"}}}, "does not list it"),
+    (None, MIXED, "plain numbers"),
+    ("modelopt-fp8", MIXED | {"quantized_layers": {"model.layers.0.mlp": {"quant_algo": "NVFP4"}}}, "nvfp4"),
+    ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.down_proj.\0a_mark"]}, "plainly"),
+    ("modelopt-fp8", modelopt("FP8") | {"ignore": ["model.layers.0.mlp.\0a_mark*"]}, "plainly"),
+])  # fmt: skip
 def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str | None, config: Any, side: str) -> None:
     tensors = {A: PLAIN} if layout is None else stored(layout)
     grouped, file = group(tmp_path, tensors, LAYOUTS[layout].config if layout else {})

@@ -20,7 +20,7 @@ def plain(text_lm: hybridlm.LM) -> list[hybridlm.Completion]:
 
 
 def check(lm: hybridlm.LM, completion: hybridlm.Completion, positions: list[int]) -> None:
-    """Compare captures with `forward`, whose head gives the completion's log-probabilities."""
+    """Compare captures and the completion's log-probabilities with `forward`."""
     captured, full = completion.captured, [*completion.prompt_token_ids, *completion.token_ids]
     assert captured is not None and captured.positions.tolist() == positions
     out = lm.forward(full[:-1])

@@ -1,4 +1,4 @@
-"""Captures and interventions in sessions, streams and chats equal those of `generate`."""
+"""Captures and interventions in sessions, streams and chats agree with `generate`."""
 
 from pathlib import Path
 from typing import Any

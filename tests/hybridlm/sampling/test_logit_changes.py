@@ -27,7 +27,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"bad_words": [[42], [18, 16]], "min_tokens": 3, "stop_token_ids": [16, 61]},
     {"bad_words": ["t", "up"], "repetition_penalty": 1.5, "presence_penalty": 1.0},
 ]
-"""Each changes what is sampled."""
+"""Each changes the samples."""
 
 
 def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **options: Any) -> np.ndarray:
@@ -79,7 +79,7 @@ class FixedDrafts:
 
 
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All changes in three lanes, between requests without any; drafts are verified beside."""
+    """All changes in three lanes, between requests without any; drafts are verified next to."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompts, actual = [ids(text_lm), ids(text_lm, "ababababababab")], {}
     plain = [completion.token_ids for completion in text_lm.generate(prompts, max_tokens=12)]
@@ -106,7 +106,7 @@ def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
     (token,) = {completion.token_ids[0]}
     final = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
     assert token not in final.token_ids and final.logprobs is not None
-    # Log-probabilities are those of the model.
+    # Log-probabilities belong to the model.
     score = text_lm.score([ids(text_lm) + final.token_ids])[0].logprobs[-len(final.token_ids) :]
     np.testing.assert_allclose(final.logprobs, score, atol=1e-4)
 

@@ -80,7 +80,7 @@ def test_infinite_logits(filters: dict[str, Any]) -> None:
 
 
 def test_a_row_is_sampled_by_itself() -> None:
-    """Alone, permuted, and beside rows of NaN, at temperature 0 too."""
+    """Alone, permuted, and next to rows of NaN, at temperature 0 too."""
     x, sampling = logits(16), settings(0.7, top_k=40, top_p=0.9, rows=16)
     sampling.temperature[3] = 0.0
     positions = np.arange(16, dtype=np.int32)

@@ -33,7 +33,7 @@ def prompts(count: int, length: int) -> list[str]:
 
 
 def shuffled(shots: Sequence[str], each: int, answer: int) -> list[dict[str, Any]]:
-    """Rows of every prompt with answers of its own, in no order."""
+    """Rows of every prompt with its own answers, in no order."""
     rng = random.Random(each)
     letters = "".join(map(chr, range(ord("A"), ord("Z") + 1))) + "".join(map(str, range(10)))
     rows = [{"text": shot + "".join(rng.choices(letters, k=answer))} for shot in shots for _ in range(each)]

@@ -15,28 +15,21 @@ from hybridlm import Intervention
 from hybridlm.score_files import probed_rows
 
 LINES = [
-    {"id": "a", "text": "a text of some letters"},
-    {"id": "b", "token_ids": [5, 6, 7]},
-    {"id": "c", "token_ids": [5, 600]},
-    {"id": "d", "prompt": "What? ", "completion": "that."},
-    {"id": "e", "prompt": "What? ", "completion": ["one", "two"]},
-    {"id": "f", "token_ids": [8]},
-]
+    {"id": "a", "text": "a text of some letters"}, {"id": "b", "token_ids": [5, 6, 7]},
+    {"id": "c", "token_ids": [5, 600]}, {"id": "d", "prompt": "What? ", "completion": "that."},
+    {"id": "e", "prompt": "What? ", "completion": ["one", "two"]}, {"id": "f", "token_ids": [8]},
+]  # fmt: skip
 GOOD = {"a": LINES[0]["text"], "b": LINES[1]["token_ids"], "d": LINES[3], "f": [8]}
 READ: dict[str, Any] = {"hidden_states": [0, 2], "states": True}
 VECTOR = np.linspace(-2, 2, 32, dtype=np.float32)
 CHANGES: list[tuple[list[dict[str, Any]] | None, list[Intervention]]] = [
     ([{"kind": "add", "vector": VECTOR.tolist(), "hidden_state": 1}], [Intervention.add(VECTOR, hidden_state=1)]),
     (None, []),
-    (
-        [
-            {"kind": "scale_state", "layer": 0, "factor": 0, "positions": [1, 3]},
-            {"kind": "ablate_head", "layer": 1, "head": 2},
-        ],
-        [Intervention.scale_state(0, 0, positions=[1, 3]), Intervention.ablate_head(1, 2)],
-    ),
+    ([{"kind": "scale_state", "layer": 0, "factor": 0, "positions": [1, 3]},
+        {"kind": "ablate_head", "layer": 1, "head": 2}],
+        [Intervention.scale_state(0, 0, positions=[1, 3]), Intervention.ablate_head(1, 2)]),
     ([], []),
-]
+]  # fmt: skip
 """Interventions of each row: as objects in a file, and as arguments of `score`."""
 TEXTS = [[5, 6, 7, 8, 9], [9, 8, 7, 6], [11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9]]
 
@@ -128,7 +121,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_rows_with_interventions_of_their_own(text_lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
-    """The bits of `score`, beside questions about distributions; the others keep theirs; nothing is recompiled."""
+    """The bits of `score`, next to questions about distributions; nothing is recompiled."""
     entries = [{"token_ids": ids, "wanted": own_value} for ids, (own_value, _) in zip(TEXTS, CHANGES, strict=True)]
     path, request = write_rows(tmp_path / f"in.{ending}", entries), dict[str, Any](top=2)
     report = text_lm.score_file(path, tmp_path / f"out.{ending}", interventions="wanted", **request)

@@ -32,7 +32,7 @@ def test_neither_input_nor_output_is_held(tmp_path: Path, root: Path, ending: st
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "reference" / "processes")]),
         "JAX_PLATFORMS": "cpu",
-        # What is freed goes back at once: otherwise allocators keep more than what is held.
+        # Freed memory goes back at once: otherwise allocators keep more than the live memory.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_TRIM_THRESHOLD_": "0",

@@ -291,10 +291,10 @@ def test_parts_reach_the_disk_before_the_manifest_names_them(texts: Path, monkey
     order: list[str] = []
 
     def sync(descriptor: int) -> None:
-        results = [path.name for path in (texts.parent, *texts.parent.rglob("*")) if same(path, descriptor)]
+        results = [path.name for path in (texts.parent, *texts.parent.rglob("*")) if is_same(path, descriptor)]
         order.extend(results)
 
-    same = lambda path, descriptor: os.path.samestat(path.stat(), os.fstat(descriptor))
+    is_same = lambda path, descriptor: os.path.samestat(path.stat(), os.fstat(descriptor))
     monkeypatch.setattr(os, "fsync", sync)
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (order.append("rename"), rename(*paths)))
@@ -312,11 +312,6 @@ def test_manifest_says_what_the_parts_are(texts: Path):
     folder = interrupt(texts, texts.with_name("out.jsonl"))
     head, first, _ = map(json.loads, (folder / "manifest.jsonl").read_text().splitlines())
     assert head["origin"]["model"] == "toy" and set(head["origin"]) == {
-        "input",
-        "model",
-        "window",
-        "sort window",
-        "shard",
-        "output",
-    }
+        "input", "model", "window", "sort window", "shard", "output",
+    }  # fmt: skip
     assert (first["rows"], first["tokens"], first["errors"]) == (3, 3, 0)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 
 def write_reward_model(directory: Path) -> Path:
-    """The small model with a one-label head, which the page leaves to the reader."""
+    """The small model with a one-label head; the page leaves it to the reader."""
     shutil.copytree(hybridlm.demo.path(), directory)
     tensors = load_file(directory / "model.safetensors")
     hidden = json.loads((directory / "config.json").read_text())["hidden_size"]

@@ -82,7 +82,7 @@ def test_each_state_is_that_of_its_position_among_others(text_lm: hybridlm.LM) -
     every = text_lm.score([TEXTS[0], TEXTS[2], TEXTS[1]], states=True, positions="all")
     for text, item in zip((TEXTS[0], TEXTS[2]), every[:2], strict=True):
         assert item.captured is not None and not item.captured.hidden_states
-        for position in {0, 5, len(text) - 1}:  # lengths of the texts, whose programs there are
+        for position in {0, 5, len(text) - 1}:  # lengths of the texts that have programs
             expected = states_after(text_lm, text[: position + 1])[0, "recurrent"]
             np.testing.assert_allclose(item.captured.state(0)[position], expected, atol=1e-5)
 
@@ -221,20 +221,17 @@ def test_several_processes_are_refused(text_lm: hybridlm.LM, tmp_path: Path, mon
             run()
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"hidden_states": [3]}, "hidden_states.*0..2.*3"),
-        ({"hidden_states": [-1]}, "hidden_states.*0..2"),
-        ({"hidden_states": [1.0]}, "hidden_states"),
-        ({"hidden_states": [1], "positions": "first"}, "positions.*first"),
-        ({"hidden_states": [1], "positions": [13]}, "positions, score 0.*0..12.*13"),
-        ({"hidden_states": [1], "positions": [[1]]}, "positions.*each of 2.*1"),
-        ({"hidden_states": [1], "positions": [[1], [True]]}, r"positions\[1\].*mask of 6.*1"),
-        ({"positions": [1]}, "positions.*hidden_states or states"),
-        ({"capture_to": "here"}, "capture_to.*hidden_states or states"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"hidden_states": [3]}, "hidden_states.*0..2.*3"),
+    ({"hidden_states": [-1]}, "hidden_states.*0..2"),
+    ({"hidden_states": [1.0]}, "hidden_states"),
+    ({"hidden_states": [1], "positions": "first"}, "positions.*first"),
+    ({"hidden_states": [1], "positions": [13]}, "positions, score 0.*0..12.*13"),
+    ({"hidden_states": [1], "positions": [[1]]}, "positions.*each of 2.*1"),
+    ({"hidden_states": [1], "positions": [[1], [True]]}, r"positions\[1\].*mask of 6.*1"),
+    ({"positions": [1]}, "positions.*hidden_states or states"),
+    ({"capture_to": "here"}, "capture_to.*hidden_states or states"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, settings: Any, words: str) -> None:
     steps = text_lm.engine.stats["steps"]
     with pytest.raises(ValueError, match=words):

@@ -24,7 +24,7 @@ def distributions(lm: hybridlm.LM, scores: list[Score], temperature: float = 1.0
 
 
 def check_ranks(ranks: np.ndarray, ids: np.ndarray, logs: np.ndarray) -> None:
-    """A rank counts the likelier tokens, but for those that float32 does not tell apart."""
+    """A rank counts the likelier tokens, except those that float32 does not tell apart."""
     for rank, token, row in zip(ranks, ids, logs, strict=True):
         assert (row > row[token] + 1e-4).sum() < rank <= (row > row[token] - 1e-4).sum() + 1
 
@@ -92,7 +92,7 @@ def test_ids_of_each_position_and_a_start(text_lm: hybridlm.LM) -> None:
     starts = [8, 8, 8, 8, 8]
     initial = text_lm.stats["prefix_tokens_saved"]
     scores = text_lm.score(texts, token_ids=requests, start=starts)
-    # All five share the chunk of which nothing is asked, three of them three more.
+    # All five share the chunk without requests, three of them three more.
     assert text_lm.stats["prefix_tokens_saved"] - initial == 4 * 5 + 2 * 15
     logs = distributions(text_lm, scores)
     for i, score in enumerate(scores):

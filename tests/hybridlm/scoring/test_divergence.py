@@ -115,7 +115,7 @@ def test_the_logits_of_a_chunk_are_never_held_at_once() -> None:
     step = divergence_step(structure, structure)
     memory = jax.jit(step).lower(params, params, hidden, hidden).compile().memory_analysis()
     assert memory is not None
-    # Two sets of logits of a block, and as much again for what is made of them.
+    # Two sets of logits of a block, and as much again for derived arrays.
     assert memory.temp_size_in_bytes < 5 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
 
 

@@ -51,7 +51,7 @@ def test_an_infinite_logit_is_an_error(text_lm: hybridlm.LM, call: Callable[[hyb
 
 
 def test_a_score_of_zero_probability_is_an_error(text_lm: hybridlm.LM) -> None:
-    """Another token's infinite logit gives -inf, which is no NaN."""
+    """Another token's infinite logit gives -inf instead of NaN."""
     with changed_parameter(text_lm, "lm_head", infinite_logit):
         scores = text_lm.text_model.scores([tuple(text) for text in TEXTS])
         infinite = [np.isneginf(score.logprobs).any() for score in scores]

@@ -1,4 +1,4 @@
-"""Texts with common prefixes: what is prefilled once, with equal numbers."""
+"""Texts with common prefixes: prefilled prefixes, and equal numbers."""
 
 import json
 from pathlib import Path

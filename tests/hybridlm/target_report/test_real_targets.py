@@ -83,13 +83,10 @@ def steps_on_a_mesh(
 
 
 @pytest.mark.target_tpu
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
-        ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
-    ],
-)
+@pytest.mark.parametrize(("name", "sizes"), [
+    ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
+    ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
+])  # fmt: skip
 def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """Caches with heads of 576 or 64 numbers are not copied; they exceed on-chip memory."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
@@ -128,7 +125,7 @@ WIDE = {
 @pytest.mark.target_cuda
 @pytest.mark.parametrize("name", WIDE)
 def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: Path) -> None:
-    """Scratch with kernels equals that of plain weights, also for prompts of several tiles."""
+    """Scratch with kernels equals plain weights' scratch, also for prompts of several tiles."""
     config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
     results = {}
@@ -202,7 +199,7 @@ def over_a_turned_operand(executable: Executable, live: LiveValues, bound: Bound
 
 
 def written_while_copied(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """Another value in the bytes that a copy beside other operations is still writing."""
+    """Another value in the bytes that a copy next to other operations is still writing."""
     for value in live.values:
         if value.instruction.opcode != "copy-start" or value.index != (0,) or value.slice is None:
             continue
@@ -226,13 +223,10 @@ def copies_in_the_devices_memory(executable: Executable, live: LiveValues, bound
 
 
 MUTANTS: dict[Mutant, FindingKind] = {
-    two_live_values: FindingKind.OVERLAP,
-    successor_elsewhere: FindingKind.NOT_IN_PLACE,
-    swapped_successors: FindingKind.WRONG_SUCCESSOR,
-    outside_its_allocation: FindingKind.MISPLACED,
-    no_place: FindingKind.UNPLACED,
-    over_a_turned_operand: FindingKind.READ_AFTER_WRITE,
-}
+    two_live_values: FindingKind.OVERLAP, successor_elsewhere: FindingKind.NOT_IN_PLACE,
+    swapped_successors: FindingKind.WRONG_SUCCESSOR, outside_its_allocation: FindingKind.MISPLACED,
+    no_place: FindingKind.UNPLACED, over_a_turned_operand: FindingKind.READ_AFTER_WRITE,
+}  # fmt: skip
 TPU_MUTANTS: dict[Mutant, FindingKind] = {
     written_while_copied: FindingKind.OVERLAP,
     copies_in_the_devices_memory: FindingKind.POOL_COPY,

@@ -58,7 +58,7 @@ def test_a_class_that_is_not_built_is_refused(tmp_path: Path) -> None:
         CheckpointError, match="transformers' GemmaTokenizer does not use tokenizer.json as it is"
     ) as error:
         load(write(tmp_path, {"model_type": "lfm2"}, tokenizer_class="GemmaTokenizerFast"))
-    # What the message says to do works.
+    # The message's remedy works.
     assert "write TokenizersBackend instead" in str(error.value)
     load(write(tmp_path, {"model_type": "lfm2"}, tokenizer_class="TokenizersBackend"))
 

@@ -377,7 +377,7 @@ def test_rewrite_that_breaks_the_proof() -> None:
     assert any("mix-lanes" in note for note in raised.value.__notes__)
     with pytest.warns(CertificationWarning, match="mix-lanes"):
         step = compile_step(one_pool, args(), ONE, passes=(Doubles(),), certify="warn")
-    assert_same(step(*args()), one_pool(*args()))  # as it was traced
+    assert_same(step(*args()), one_pool(*args()))  # as traced
     assert step.certificate.proved and step.certificate.faults
 
 
@@ -431,7 +431,7 @@ def test_exported_stablehlo(step: CompiledStep, tmp_path: Path) -> None:
 
 
 def test_export_with_the_certificate_of_another_step_is_refused(step: CompiledStep, tmp_path: Path) -> None:
-    """A certificate with a right checksum, beside a program that it was not made with."""
+    """A certificate with a right checksum, next to another program."""
     other = replace(step.certificate, lanes=step.certificate.lanes + 1)
     replace(step.export(), certificate=other).save(tmp_path / "step.zip")
     with pytest.raises(ExportError, match="certificate is of another program"):

@@ -1,4 +1,4 @@
-"""Collectives of constants, which XLA may compute locally, and of complex numbers."""
+"""Collectives of constants, possibly computed locally by XLA, and of complex numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,18 +34,14 @@ def certificate(exchange: Callable[[Array], Array], dtype: Any = jnp.float32) ->
     return compile_step(step_of(exchange), args, CONTRACT).certificate
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        lambda x: x * lax.psum(jnp.ones(x.shape), "model"),
-        lambda x: x * lax.psum(jnp.float32(1), "model"),
-        lambda x: x * lax.psum(lax.psum(jnp.ones(x.shape), "model"), "data"),
-        lambda x: x * lax.pmax(jnp.ones(x.shape), "model"),
-        lambda x: x * lax.all_gather(jnp.ones(8), "model").sum(0)[:, None],
-        lambda x: lax.fori_loop(0, 3, lambda _, x: x * lax.psum(jnp.ones(x.shape), "model"), x),
-    ],
-    ids=["array", "number", "over two axes", "maximum", "gathered", "in a loop"],
-)
+@pytest.mark.parametrize("exchange", [
+    lambda x: x * lax.psum(jnp.ones(x.shape), "model"),
+    lambda x: x * lax.psum(jnp.float32(1), "model"),
+    lambda x: x * lax.psum(lax.psum(jnp.ones(x.shape), "model"), "data"),
+    lambda x: x * lax.pmax(jnp.ones(x.shape), "model"),
+    lambda x: x * lax.all_gather(jnp.ones(8), "model").sum(0)[:, None],
+    lambda x: lax.fori_loop(0, 3, lambda _, x: x * lax.psum(jnp.ones(x.shape), "model"), x),
+], ids=["array", "number", "over two axes", "maximum", "gathered", "in a loop"])  # fmt: skip
 def test_collectives_of_constants_may_be_missing(exchange: Callable[[Array], Array]) -> None:
     assert certificate(exchange).holds
 

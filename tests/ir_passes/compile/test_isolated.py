@@ -155,7 +155,7 @@ def test_later_calls_run_as_those_of_a_jitted_function(
         same(step(*args, **named), fn(*repeat, **named))
         arrays = [leaf for leaf in jax.tree.leaves((args, named)) if isinstance(leaf, jax.Array)]
         assert sum(array.is_deleted() for array in arrays) == 1 and not looked_up
-    with pytest.raises((RuntimeError, ValueError), match="deleted"):  # as XLA says it of a jitted function
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):  # XLA's words for a jitted function
         step(*args, **named)
 
 

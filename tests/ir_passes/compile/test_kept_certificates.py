@@ -112,7 +112,7 @@ print(len(list(Path(sys.argv[1]).glob("*"))))
 @pytest.mark.slow
 @pytest.mark.parametrize("times", ["new times", "old times"])
 def test_process_whose_sources_were_updated_keeps_no_proof(times: str, tmp_path: Path, root: Path) -> None:
-    """Its proof follows imported rules, whose hash differs from the updated files."""
+    """Its proof follows imported rules with another hash than the updated files."""
     shutil.copytree(root / "ir_passes", tmp_path / "ir_passes", ignore=shutil.ignore_patterns("__pycache__"))
     folder = tmp_path / "certificates"
     command = [sys.executable, "-W", "error", "-c", UPDATED, str(folder), times]

@@ -1,6 +1,6 @@
 """XLA's compiler for an H100, used without a GPU through the device's entry point.
 
-The packages of extra `target-cuda` are enough; where a CUDA toolkit is installed beside them, XLA may use that.
+The packages of extra `target-cuda` are enough; where a CUDA toolkit is installed next to them, XLA may use that.
 """
 
 from dataclasses import replace

@@ -33,13 +33,8 @@ def test_covers_every_leaf_and_pairs_pools_with_their_successors() -> None:
     bound = ROW_POOL.bind(step, arguments())
     assert bound.lanes == N
     assert [b.path for b in bound.inputs] == [
-        "args[0]['b']",
-        "args[0]['w']",
-        "args[1][0]",
-        "args[1][1]['ssm']",
-        "args[2]",
-        "args[3]",
-    ]
+        "args[0]['b']", "args[0]['w']", "args[1][0]", "args[1][1]['ssm']", "args[2]", "args[3]",
+    ]  # fmt: skip
     assert [type(b.entry) for b in bound.inputs] == [Shared, Shared, Pool, Pool, Lane, Lane]
     assert bound.successors == {2: 1, 3: 2}
 
@@ -184,16 +179,12 @@ def test_declarations_need(declaration, fault: ContractFault, about: str) -> Non
     assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]
 
 
-@pytest.mark.parametrize(
-    "maps",
-    [
-        (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="write")),
-        (SlotMap("state", ROWS), SlotMap("state", ROWS, disjoint=True)),
-        (SlotMap("state", ROWS), SlotMap("state", ROWS, role="read")),
-        (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="read")),
-    ],
-    ids=["read and write", "disjoint", "read beside", "read twice"],
-)
+@pytest.mark.parametrize("maps", [
+    (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="write")),
+    (SlotMap("state", ROWS), SlotMap("state", ROWS, disjoint=True)),
+    (SlotMap("state", ROWS), SlotMap("state", ROWS, role="read")),
+    (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="read")),
+], ids=["read and write", "disjoint", "read beside", "read twice"])  # fmt: skip
 def test_two_slot_maps_of_a_group(maps: tuple[SlotMap, SlotMap]) -> None:
     pool, rows = np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32)
     assert LaneContract((P, *maps), (P,)).bind(lambda pool, a, b: (pool,), (pool, rows, rows)).lanes == N

@@ -36,13 +36,10 @@ def relative_link(folder: Path) -> None:
 
 
 TRUSTED: dict[str, Callable[[Path], None]] = {
-    "made by the store": lambda folder: None,
-    "readable by all": lambda folder: folder.chmod(0o755),
-    "in a sticky folder": lambda folder: folder.parent.chmod(0o1777),
-    "own link": own_link,
-    "relative link": relative_link,
-    "in a folder that nobody may list": lambda folder: folder.parent.chmod(0o311),
-}
+    "made by the store": lambda folder: None, "readable by all": lambda folder: folder.chmod(0o755),
+    "in a sticky folder": lambda folder: folder.parent.chmod(0o1777), "own link": own_link,
+    "relative link": relative_link, "in a folder that nobody may list": lambda folder: folder.parent.chmod(0o311),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRUSTED)

@@ -192,7 +192,7 @@ def test_integrity_finds_a_broken_free_list(fault: str) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """An owner beside a model: the set of live tokens and their rows."""
+    """An owner next to a model: the set of live tokens and their rows."""
 
     live = Bundle("live")
     dead = Bundle("dead")

@@ -1,4 +1,4 @@
-"""The example of docs/steps/writing-a-pass.md does what the page claims."""
+"""The example of docs/steps/writing-a-pass.md keeps the page's promises."""
 
 import re
 

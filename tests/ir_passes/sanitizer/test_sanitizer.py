@@ -109,13 +109,9 @@ def sorted_lanes(w, conv, ssm, slots, lengths, positions, x):
 
 
 RIGHT: dict[str, Step] = {
-    "gather, compute, scatter": (GATHERED := batched()),
-    "unrolled lanes": unrolled,
-    "loop over lanes": looped,
-    "null row written back": masked,
-    "branch": branching,
-    "sorted lanes": sorted_lanes,
-}
+    "gather, compute, scatter": (GATHERED := batched()), "unrolled lanes": unrolled, "loop over lanes": looped,
+    "null row written back": masked, "branch": branching, "sorted lanes": sorted_lanes,
+}  # fmt: skip
 
 
 def example(slots: Any = (1, 2, 0)) -> tuple:
@@ -709,14 +705,11 @@ def test_lanes_follow_their_values(name: str) -> None:
     np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
 
 
-@pytest.mark.parametrize(
-    ("step", "faults"),
-    [
-        (baked, [(UntrackedFault.WRITE, "args[1], scatter"), (UntrackedFault.SUCCESSOR, "result[1]")]),
-        (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
-        (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
-    ],
-)
+@pytest.mark.parametrize(("step", "faults"), [
+    (baked, [(UntrackedFault.WRITE, "args[1], scatter"), (UntrackedFault.SUCCESSOR, "result[1]")]),
+    (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
+    (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
+])  # fmt: skip
 def test_what_cannot_be_followed_is_refused(step: Step, faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, example(), CONTRACT)

@@ -81,7 +81,7 @@ def run(program: Program) -> None:
 
 
 def test_idle_lanes_are_on_the_null_row_in_all_slot_maps() -> None:
-    """As every contract says; the sanitizer compares the maps."""
+    """By every contract; the sanitizer compares the maps."""
     several = 0
     for name, program in PROGRAMS.items():
         if sum(isinstance(entry, SlotMap) for entry in jax.tree.leaves(program.contract.inputs)) > 1:

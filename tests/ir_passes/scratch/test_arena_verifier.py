@@ -20,7 +20,7 @@ X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
 
 
 def chain(x):
-    """add.0 [0, 2], mul.1 [1, 3], sin.2 [2, 4], sub.3 [3, 5], reshape.4 views sin.2, output add.5."""
+    """Five values and an output: add.0, mul.1, sin.2, sub.3, reshape.4 (a view), add.5."""
     a = x + 1
     b = a * 2
     c = jnp.sin(a)
@@ -131,19 +131,15 @@ def body_plan(name: str, edit) -> Plan:
 BODIES = {
     "without its body": (lambda e, b: {}, r"equations \[\d+\] need blocks, the plan has them for \[\]"),
     "with one body of two": (lambda e, b: {e: replace(b, bodies=b.bodies[:1])}, "runs 2 bodies, the plan has 1"),
-    "with bodies on the same bytes": (
-        lambda e, b: {e: replace(b, bodies=tuple((0, body) for _, body in b.bodies))},
-        "bodies overlap",
-    ),
-    "with a body outside its block": (
-        lambda e, b: {e: replace(b, bodies=tuple((offset + 64, body) for offset, body in b.bodies))},
-        r"a body in bytes \[128, \d+\) of a block of \d+",
-    ),
-    "with a smaller arena for a body": (
-        lambda e, b: {e: replace(b, bodies=(b.bodies[0], (64, replace(b.bodies[1][1], size=64))))},
-        r"in its body: .*outside the arena of 64",
-    ),
-}
+    "with bodies on the same bytes": (lambda e, b: {e: replace(b, bodies=tuple((0, body) for _, body in b.bodies))},
+        "bodies overlap"),
+    "with a body outside its block": (lambda e,
+        b: {e: replace(b, bodies=tuple((offset + 64, body) for offset, body in b.bodies))},
+        r"a body in bytes \[128, \d+\) of a block of \d+"),
+    "with a smaller arena for a body": (lambda e,
+        b: {e: replace(b, bodies=(b.bodies[0], (64, replace(b.bodies[1][1], size=64))))},
+        r"in its body: .*outside the arena of 64"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("edit", "message"), BODIES.values(), ids=BODIES)

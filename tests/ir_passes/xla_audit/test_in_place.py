@@ -117,7 +117,7 @@ def test_right_updates_are_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["row update", "static row update"])
 def test_a_read_of_the_same_window_is_what_makes_them_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without equal windows these programs read in place what they write."""
+    """Without equal windows these programs read the bytes that they write."""
     monkeypatch.setattr(in_place._Reads, "_window", lambda *_: ((object(),), (), ()))
     hazards, wrong = compile_and_compare(RIGHT[name])
     assert (len(hazards), wrong) == (1, 0)

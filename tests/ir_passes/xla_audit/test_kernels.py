@@ -115,7 +115,7 @@ ENTRY main {
     (4, 4, 4, "size=4 stride=3 lhs_dilate=4", 4),
 ])  # fmt: skip
 def test_operations_of_a_convolution(size: int, kernel: int, result: int, window: str, met: int) -> None:
-    """Places of the window that lie in padding, or between elements, multiply nothing."""
+    """Places of the window in padding, or between elements, multiply nothing."""
     text = CONVOLUTION.replace("SIZES", f"2,{size},5").replace("KERNEL", f"{kernel},5,7")
     text = text.replace("RESULT", f"2,{result},7").replace("WINDOW", window)
     (item,) = kernels(text).kernels
@@ -171,7 +171,7 @@ def test_workspace_of_cublas_is_not_moved() -> None:
 
 
 def test_pools_of_a_compiled_step() -> None:
-    """Pools come from the buffer assignment, which JAX gives for CPUs."""
+    """Pools come from the buffer assignment that JAX gives for CPUs."""
     step = compile_step(fori_loop, (pool(), slots(), x()), ONE)
     touched = [kernel for kernel in step.kernels.kernels if kernel.pools]
     assert touched and {item.pools for item in touched} == {("args[0]",)}

@@ -152,7 +152,7 @@ def test_compiled_steps_that_move_a_whole_pool(step: Callable[..., Any]) -> None
 
 
 def rotary_table(pool, slots, x):
-    """16 tokens of 4 lanes have as many angles as a pool of 64 rows has numbers."""
+    """16 tokens of 4 lanes have as many angles as 64 rows have numbers."""
     angles = (x[:, :1] + jnp.arange(16.0)[None]).reshape(64, 1) * jnp.arange(1.0, 17.0)[None]
     table = lax.optimization_barrier(jnp.sin(angles))
     return pool.at[slots].add(x), table.reshape(LANES, 16, 16).sum(1)

@@ -40,7 +40,7 @@ def test_library(machine: str, tmp_path: Path):
 
 @needs_avx512bf16
 def test_amx_emulated(tmp_path: Path):
-    """The emulator runs zig's code, which differs from this machine's compiler's."""
+    """The emulator runs zig's code, unlike this machine's compiler's."""
     inputs = [Path(__file__).with_name("row_product_check.cc"), *sources()]
     flags = ["-include", str(AMX_EMULATION)]
     program = build(tmp_path / "check", program=inputs, flags=flags, tag="manylinux_2_28_x86_64")

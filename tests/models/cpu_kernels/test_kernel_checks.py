@@ -11,13 +11,9 @@ from models.cpu_kernels.build import LIBRARY, build, is_current, sources
 pytestmark = pytest.mark.cpu_kernels
 
 SIZES = {
-    "row_product": "brief",
-    "packed_product": "all",
-    "recurrent_step": "brief",
-    "conv_step": "brief",
-    "decode_attention": "brief",
-    "sample_rows": "brief",
-}
+    "row_product": "brief", "packed_product": "all", "recurrent_step": "brief", "conv_step": "brief",
+    "decode_attention": "brief", "sample_rows": "brief",
+}  # fmt: skip
 """Checks of kernels, with the sizes that a build with sanitizers runs in minutes."""
 SANITIZERS = {
     "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1"),
@@ -59,7 +55,7 @@ def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
 @pytest.mark.parametrize("sanitizer", [None, *SANITIZERS])
 @pytest.mark.parametrize("kernel", ["row_product", "packed_product"])
 def test_kernel_with_amx_emulated(kernel: str, sanitizer: str | None, tmp_path: Path):
-    """All sizes, without sanitizers, which make emulated instructions many times slower."""
+    """All sizes, without sanitizers: these make emulated instructions many times slower."""
     inputs = [source(kernel), *sources()]
     flags = [*STRICT, "-O1", *SANITIZERS[sanitizer]] if sanitizer else []
     program = build(tmp_path / "check", program=inputs, flags=[*WITH_AMX, *flags])

@@ -1,4 +1,4 @@
-"""The kernel library is used only as built from these sources; else one line reports it."""
+"""The kernel library is used only as built from these sources, or reported."""
 
 import logging
 import re

@@ -116,7 +116,7 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
 
 
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:
-    """Beside more queries the keys are the other operand of the product."""
+    """Next to more queries the keys are the other operand of the product."""
     rng = np.random.default_rng(0)
     key, value = (rng.normal(size=(2, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
     count = MAX_KEYS_FIRST_QUERIES * KV_HEADS // HEADS + 1

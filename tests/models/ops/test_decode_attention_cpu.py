@@ -41,7 +41,7 @@ CONTRACTS = {
 
 
 of: Any = AttentionInputs
-"""The constructor for arrays whose kinds nobody checks."""
+"""The constructor for arrays without checks."""
 
 
 def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:

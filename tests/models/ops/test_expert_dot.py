@@ -90,7 +90,7 @@ def test_gradients_are_those_of_the_equation(form) -> None:
 
 @pytest.mark.parametrize("crowded", [3, EXPERTS], ids=["one expert", "elsewhere"])
 def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
-    """More rows than a pass takes, and rows without an expert, which have no gradient."""
+    """More rows than a pass takes, and rows without an expert or gradient."""
     count = 8 * MIN_PASS_ROWS
     x, expert = rows(count)
     expert = np.where(np.arange(count) % 4 == 0, expert, crowded).astype(np.int32)

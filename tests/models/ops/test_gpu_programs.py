@@ -69,7 +69,7 @@ def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
 
 
 def test_gradients_do_not_expand_rows_to_all_experts() -> None:
-    """That of `ragged_dot` takes six times the bytes of the matrices' gradient."""
+    """`ragged_dot`'s gradient takes six times the bytes of the matrices' gradient."""
     rows, experts, out, inputs = 1024, 64, 256, 512
     run = lambda x, weight, expert: jnp.sum(expert_dot(x, weight, expert, devices=GPU))
     weight = array(experts, out, inputs, dtype=BF16)

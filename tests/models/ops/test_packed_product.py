@@ -90,7 +90,7 @@ def test_every_code(kind: Codes, instructions: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
-    """The same bits at any place, also beside rows of NaN and infinities."""
+    """The same bits at any place, also next to rows of NaN and infinities."""
     weight, instructions = weight_of((40, 96), 3, form), instruction_sets()[-1]
     x = rows(MAX_ROWS, 96)
     single = np.concatenate([product(x[i : i + 1], weight, instructions) for i in range(MAX_ROWS)])

@@ -111,7 +111,7 @@ def test_groups_that_tiles_do_not_hold(form: Form) -> None:
 
 
 LANES = ((3, 5), (20, 5), (3, 70), (2, 300), (1, 200))
-"""Lanes and tokens: in one tile, several lanes in a tile, lanes in tiles of their own, some of them in several."""
+"""Lanes and tokens: in one tile, several lanes in a tile, lanes in their own tiles, some of them in several."""
 
 
 @pytest.mark.parametrize("lanes", LANES, ids=str)
@@ -135,7 +135,7 @@ def test_prompts_of_packed_weights_are_proved(lanes: tuple[int, int]) -> None:
 
 
 def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
-    """Each of its own form, and one of them plain."""
+    """Each of its own form, and a plain one."""
     x, up = rows(32, 64), weight_of((40, 64), 4, ("e2m1", True, False))
     for gate in (weight_of((40, 64), 1, ("int8", False, False)), numbers(up)):
         expected = silu_gated(*(row_product(x, [item], interpret=True) for item in (gate, up)))
@@ -143,17 +143,13 @@ def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
         np.testing.assert_array_equal(jax.jit(gated)(x, gate, up)[0], expected.astype(jnp.bfloat16).astype(jnp.float32))
 
 
-@pytest.mark.parametrize(
-    ("weight", "supported"),
-    [
-        (weight_of((16, 64), 4, ("int4", False, True)), True),
-        (weight_of((16, 64), 8, ("int4", False, True)), True),
-        (weight_of((16, 160), 4, ("int8", False, False)), False),
-        (weight_of((16, 64), 4, ("int8", False, False), "float32"), False),
-        (weight_of((16, 72), 1, ("int8", False, False)), False),
-    ],
-    ids=["groups of 16", "groups of 8", "groups of 40", "float32", "rows of 72"],
-)
+@pytest.mark.parametrize(("weight", "supported"), [
+    (weight_of((16, 64), 4, ("int4", False, True)), True),
+    (weight_of((16, 64), 8, ("int4", False, True)), True),
+    (weight_of((16, 160), 4, ("int8", False, False)), False),
+    (weight_of((16, 64), 4, ("int8", False, False), "float32"), False),
+    (weight_of((16, 72), 1, ("int8", False, False)), False),
+], ids=["groups of 16", "groups of 8", "groups of 40", "float32", "rows of 72"])  # fmt: skip
 def test_which_packed_weights_are_taken(weight: QuantisedWeight, supported: bool) -> None:
     assert (KERNEL.unsupported(jnp.zeros((1, weight.inputs)), weight) is None) == supported
 

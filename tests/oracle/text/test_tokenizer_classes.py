@@ -160,7 +160,7 @@ def test_generated_folders(tmp_path: Path) -> None:
 
 
 def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
-    """vocab.json and merges.txt become tokenizer.json as the warning says."""
+    """vocab.json and merges.txt become tokenizer.json, as the warning recommends."""
     from transformers import AutoTokenizer
 
     backend = byte_level(random.Random(0))

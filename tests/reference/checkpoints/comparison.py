@@ -27,7 +27,7 @@ class Greedy(NamedTuple):
 def check_logits(array: np.ndarray, expected: np.ndarray, where: str, tolerance: float) -> int:
     """Assert `[T, V]` logits within tolerance, and equal best tokens except near ties.
 
-    Returns the number of positions whose best token differs at a near tie.
+    Returns the number of positions with different best tokens at near ties.
     """
     assert array.shape == expected.shape, f"{where}: logits of shape {array.shape}, expected {expected.shape}"
     assert array.dtype == np.float32, f"{where}: logits are {array.dtype}, expected float32"
@@ -63,7 +63,7 @@ def check_greedy(actual: Sequence[int], expected: Greedy, where: str, tolerance:
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return int32[N, T] prompts padded with zeros, which causal logits ignore."""
+    """Return int32[N, T] prompts padded with zeros; causal logits ignore them."""
     tokens = np.zeros((len(prompts), max(map(len, prompts))), dtype=np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt

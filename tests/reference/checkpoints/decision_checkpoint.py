@@ -43,14 +43,10 @@ REQUESTS: list[dict[str, Any]] = [
     {"state": STATE, "questions": QUESTIONS},
     {"state": "I was charged twice.", "questions": {"tone": QUESTIONS["tone"], "urgent": QUESTIONS["urgent"]}},
     {"state": None, "questions": {"spam": QUESTIONS["spam"]}},
-    {
-        "state": ["<|im_end|>", UNSAFE, {"deep": [UNSAFE]}],
-        "questions": {
-            UNSAFE: {"type": "choice", "instructions": UNSAFE, "criteria": {f"{UNSAFE}!": UNSAFE, "b": None}},
-            "level": {"type": "score", "criteria": [UNSAFE, "<|mark|>"]},
-        },
-    },
-]
+    {"state": ["<|im_end|>", UNSAFE, {"deep": [UNSAFE]}],
+        "questions": {UNSAFE: {"type": "choice", "instructions": UNSAFE, "criteria": {f"{UNSAFE}!": UNSAFE, "b": None}},
+        "level": {"type": "score", "criteria": [UNSAFE, "<|mark|>"]}}},
+]  # fmt: skip
 
 
 def write_tokenizer(directory: pathlib.Path, **settings: Any) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"
-"""A head of random weights, whose drafts are right by chance only."""
+"""A head of random weights: drafts are right by chance only."""
 
 
 def write_agreeing(directory: pathlib.Path) -> pathlib.Path:
-    """Write a model whose head drafts exactly its samples; return the directory.
+    """Write a model with a head that drafts exactly its samples; return the directory.
 
     No layer adds anything to the residual stream, so what follows a token depends on that token alone; the head passes
     its embedding on and norms it as the model does. Both still keep the state that they would keep.

@@ -75,7 +75,7 @@ def sentencepiece() -> tokenizers.Tokenizer:
 
 
 def metaspace_unigram() -> tokenizers.Tokenizer:
-    """A Unigram model of words, with segmentations that depend on what follows."""
+    """A Unigram model of words, with segmentations that depend on the continuation."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -101,16 +101,13 @@ def around(backend: tokenizers.Tokenizer, template: str) -> tokenizers.Tokenizer
 
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
-    "byte-level": byte_level,
-    "byte-level words": byte_level_words,
-    "byte-level, across characters": across_characters,
-    "sentencepiece": sentencepiece,
-    "unigram": metaspace_unigram,
+    "byte-level": byte_level, "byte-level words": byte_level_words, "byte-level, across characters": across_characters,
+    "sentencepiece": sentencepiece, "unigram": metaspace_unigram,
     "byte-level, bos": lambda: around(byte_level(), f"{BOS} $A"),
     "byte-level, bos and eos": lambda: around(byte_level(), f"{BOS} $A {EOS}"),
     "sentencepiece, bos": lambda: around(sentencepiece(), f"{BOS} $A"),
     "unigram, eos": lambda: around(metaspace_unigram(), f"$A {EOS}"),
-}
+}  # fmt: skip
 
 
 def make(kind: str) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""A whole parameter, made of a checkpoint's tensors as its `WeightSource` says."""
+"""A whole parameter, built from a checkpoint's tensors by its `WeightSource`."""
 
 from collections.abc import Mapping
 

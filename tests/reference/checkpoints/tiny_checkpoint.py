@@ -17,13 +17,9 @@ _STEM = {
     "granitemoehybrid": "GraniteMoeHybrid", "bamba": "Bamba", "falcon_h1": "FalconH1",
 }  # fmt: skip
 _VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "patch_size": 4,
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
     "num_position_embeddings": 16,
-}
+}  # fmt: skip
 
 
 def write_checkpoint(variant: Variant, seed: int, directory: pathlib.Path) -> None:
@@ -126,7 +122,7 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
     weight_map: dict[str, str] = {}
     for shard in range(variant.shards):
         file = f"model-{shard + 1:05d}-of-{variant.shards:05d}.safetensors"
-        # Every k-th name, so that the tensors of one layer lie in different files.
+        # Every k-th name, so that the tensors of one layer are in different files.
         part = {name: tensors[name].contiguous() for name in names[shard :: variant.shards]}
         safetensors_torch.save_file(part, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)

@@ -133,13 +133,9 @@ LFM = (
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
 LATENT = {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
     "qk_nope_head_dim": 12,
-}
+}  # fmt: skip
 KIMI_BASE = (
     SMALL
     | LATENT
@@ -196,14 +192,10 @@ LING = (
 )  # fmt: skip
 
 OLMO_BASE = SMALL | {
-    "num_key_value_heads": 4,
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 12,
-    "linear_value_head_dim": 24,
-}
+    "num_key_value_heads": 4, "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 24,
+}  # fmt: skip
 OLMO = (
     Variant("olmo_base", "olmo_hybrid", OLMO_BASE),
     Variant("olmo_grouped", "olmo_hybrid",
@@ -264,7 +256,7 @@ GOLDEN = tuple(
     )
 )
 OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.family for qwen in QWEN})
-"""The golden of each family beside the Qwen ones."""
+"""The golden of each family apart from the Qwen ones."""
 
 
 def mtp_shapes(variant: Variant) -> dict[str, tuple[int, ...]]:

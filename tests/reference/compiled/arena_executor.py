@@ -4,7 +4,7 @@ Liveness and the verifier of plans share one model of where values lie: which ar
 when the bytes of a body are its own. Here the model is carried out. Whatever it gets wrong is made visible: bytes are
 poison before a value is written and after the plan frees it, and the results of an equation are poisoned before its
 operands are read (a kernel may write before it has read). With a correct plan the results are bit for bit those of a
-plan in which no two values share a byte.
+plan without shared bytes.
 """
 
 import sys

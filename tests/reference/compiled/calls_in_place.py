@@ -1,4 +1,4 @@
-"""Checks of calls that write in place: declarations, certificates, rows by slot, devices of a mesh."""
+"""Checks of in-place calls: declarations, certificates, rows by slot, devices of a mesh."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ Step = Callable[..., Any]
 
 
 def check_declaration(step: Step, args: tuple[Any, ...], contract: LaneContract, target: str, *wrong: Step) -> None:
-    """Check that a declaration proves the step, no wrong step, and nothing if it is missing."""
+    """Check that the declaration proves the step, but no wrong or undeclared step."""
     prove_isolation(step, args, contract)
     for other in wrong:
         with pytest.raises(IsolationError):
@@ -30,7 +30,7 @@ def check_declaration(step: Step, args: tuple[Any, ...], contract: LaneContract,
 
 
 def check_in_place(step: Step, args: tuple[Any, ...], contract: LaneContract, target: str) -> Any:
-    """Check a step's certificate and that the bytes of its first argument are updated; return the results."""
+    """Check a step's certificate and its in-place first argument; return the results."""
     compiled = compile_step(step, args, contract)
     assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
     (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
@@ -43,7 +43,7 @@ def check_in_place(step: Step, args: tuple[Any, ...], contract: LaneContract, ta
 
 
 def check_rows_by_slot(run: Callable[..., Any], state: Array) -> None:
-    """Check `run(state or pool, slots)`: other rows and rows of idle lanes keep their bits, rows are reused."""
+    """Check `run(state or pool, slots)`: other and idle rows keep bits, rows are reused."""
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
     pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
     expected, updated = run(pool[slots])
@@ -61,7 +61,7 @@ def check_rows_by_slot(run: Callable[..., Any], state: Array) -> None:
 def check_each_device(
     step: Step, args: tuple[Any, ...], specs: tuple[Any, Any], contract: LaneContract, poisoned: Callable[[int], Any]
 ) -> Any:
-    """Check a step over 2 x 2 devices: certified, in place, the bits of one device, lanes apart.
+    """Check a step over 2 x 2 devices: certified, in place, equal bits, separate lanes.
 
     Args:
         args: of four lanes; the first one is updated.
@@ -73,15 +73,15 @@ def check_each_device(
     """
     devices = mesh(2, 2)
     over = jax.shard_map(step, mesh=devices, in_specs=specs[0], out_specs=specs[1])
-    put = lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(devices, spec))
-    compiled = compile_step(over, jax.tree.map(put, args, specs[0]), contract)
+    place = lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(devices, spec))
+    compiled = compile_step(over, jax.tree.map(place, args, specs[0]), contract)
     certificate = compiled.certificate
     assert certificate.holds and certificate.copies == ()
     assert "idle" in {statement.id for statement in certificate.proved}
     places = lambda array: [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
 
     def run(args: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-        operands = jax.tree.map(put, args, specs[0])
+        operands = jax.tree.map(place, args, specs[0])
         initial = places(operands[0])
         output, updated = compiled(*operands)
         assert places(updated) == initial
@@ -114,12 +114,12 @@ def check_a_call_beside_is_found(
     """
     called = jax.ffi.ffi_call
     monkeypatch.setattr(jax.ffi, "ffi_call", lambda *args, input_output_aliases, **options: called(*args, **options))
-    beside = lambda *args: step(*args)
+    plain = lambda *args: step(*args)
     with pytest.raises(IsolationError, match="aliases"):
-        compile_step(beside, args, contract)
+        compile_step(plain, args, contract)
     undeclared = replace(contract, opaque={target: replace(contract.opaque[target], aliases={})})
     with pytest.raises(AuditError) as error:
-        compile_step(beside, args, undeclared)
+        compile_step(plain, args, undeclared)
     assert {finding.kind for finding in error.value.findings} == {FindingKind.POOL_COPY}
     with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
-        jax.block_until_ready(jax.jit(beside)(*args))
+        jax.block_until_ready(jax.jit(plain)(*args))

@@ -57,7 +57,7 @@ MOVES = {
     "all-gather": "r = {gathered} all-gather(p), replica_groups={{{{0,1}}}}, dimensions={{{axis}}}",
     "sort": "r = {type} sort(p), dimensions={{{axis}}}, to_apply=less",
 }
-"""Operations that move a pool's elements: `r` holds those of `p`."""
+"""Operations that move a pool's elements: `r` holds the elements of `p`."""
 COMPUTATIONS = {
     "select": "z = {number} constant({zero})\n zeros = {type} broadcast(z), dimensions={{}}\n"
     " yes = pred[] constant(1)\n mask = {mask} broadcast(yes), dimensions={{}}\n r = {type} select(mask, p, zeros)",
@@ -65,7 +65,7 @@ COMPUTATIONS = {
     "comparison": "r = {mask} compare(p, p), direction=EQ",
     "call": 'r = {type} custom-call(p), custom_call_target="beside"',
 }
-"""Operations whose results are computed from a pool's elements, and new rows if these are the lanes'."""
+"""Operations with results computed from a pool's elements, and new rows if these are the lanes'."""
 PLACES = {
     "entry": """
 ENTRY main {{
@@ -128,7 +128,7 @@ ENTRY main {{
   ROOT pool_out = ({type}, f32[4]) tuple(pool, x)
 }}""",
 }
-"""Programs around an operation: as it is, in a fusion, in the body of a loop, in a branch."""
+"""Programs around an operation: bare, in a fusion, in the body of a loop, in a branch."""
 LESS = """
 less {{
   a = {number} parameter(0)

@@ -1,4 +1,4 @@
-"""Run a step before and after a rewrite and compare what its contract claims."""
+"""Run a step before and after a rewrite and compare its contract's claims."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -85,7 +85,7 @@ def is_proved(graph: Graph) -> bool:
 def rewrite(item: Pass, graph: Graph) -> tuple[Graph, str]:
     """The graph after one pass, and the pass's report.
 
-    It is valid, proved if the one before it was, and a second run leaves it as it is.
+    It is valid, proved if the one before it was, and a second run changes nothing.
     """
     messages: list[str] = []
     run = item.run(graph, messages.append)

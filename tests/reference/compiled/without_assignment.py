@@ -14,7 +14,7 @@ SIZES = ("temp", "argument", "output", "alias")
 
 
 class WithoutAssignment:
-    """A compiled program whose memory analysis has only sizes."""
+    """A compiled program with sizes alone in its memory analysis."""
 
     def __init__(self, compiled: jax.stages.Compiled):
         self._compiled = compiled

@@ -10,7 +10,7 @@ from device_records import KINDS, RECORDS
 MAX_FILES, MAX_BYTES = 8, 16 << 20
 MAX_LOG = 2 << 20
 TAR_BLOCK = 512
-"""Bytes of a header of a tar file, and a multiple of which each of its files takes."""
+"""Bytes of a header of a tar file; its files take multiples of it."""
 
 
 RESULTS = ("page.md", "log.txt", "left-out.txt", RECORDS, *(f"{kind}.tar" for kind in KINDS))

@@ -107,13 +107,8 @@ def kernel_cases(platform: str, tiny: bool) -> list[KernelCase]:
     """Return all cases, the first of each operation before the second."""
     sizes: tuple[Any, ...] = TINY if tiny else (ATTENTION, RECURRENCES, CONVOLUTIONS, EXPERTS, PRODUCTS, FILTERS)
     makers: tuple[Callable[..., KernelCase], ...] = (
-        _attention,
-        _recurrence,
-        _convolution,
-        _experts,
-        _product,
-        _filters,
-    )
+        _attention, _recurrence, _convolution, _experts, _product, _filters,
+    )  # fmt: skip
     columns = [[make(platform, *row) for row in rows] for make, rows in zip(makers, sizes, strict=True)]
     longest = max(map(len, columns))
     return [column[number] for number in range(longest) for column in columns if number < len(column)]

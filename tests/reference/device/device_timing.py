@@ -89,7 +89,7 @@ def loop_seconds(
 
 @dataclass(frozen=True)
 class Profile:
-    """What the device ran while a function was called.
+    """Operations that the device ran while a function was called.
 
     Attributes:
         seconds: of all kernels.

@@ -12,7 +12,7 @@ from float64_checkpoint import Float64Checkpoint, Tensors
 from float64_reference import rms_norm, rotate, sigmoid, silu, softmax, swiglu
 
 FAMILIES = ("bailing_hybrid", "olmo_hybrid")
-"""The families whose checkpoints `Float64DeltaModel` reads."""
+"""The families of checkpoints that `Float64DeltaModel` reads."""
 
 
 def convolved(x: np.ndarray, weights: Tensors, taps: int) -> list[np.ndarray]:
@@ -59,7 +59,7 @@ def kimi_delta_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, A
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal softmax attention: q [T, heads, d], k [T, kv heads, d], v [T, kv heads, dv]."""
+    """Causal softmax attention of q [T, heads, d]; k and v have [T, kv heads]."""
     out, future = np.zeros((*q.shape[:2], v.shape[2])), np.triu(np.ones((len(q), len(q)), bool), 1)
     for head in range(q.shape[1]):
         source = head // (q.shape[1] // k.shape[1])

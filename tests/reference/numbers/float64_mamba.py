@@ -13,7 +13,7 @@ from float64_checkpoint import Float64Checkpoint, Tensors
 from float64_reference import rms_norm, rotate, silu, softmax, swiglu
 
 FAMILIES = ("bamba", "falcon_h1")
-"""The families whose checkpoints `Float64MambaModel` reads."""
+"""The families of checkpoints that `Float64MambaModel` reads."""
 
 
 class Mamba2Output(NamedTuple):

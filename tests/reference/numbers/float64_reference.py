@@ -11,11 +11,11 @@ import numpy as np
 from float64_checkpoint import Float64Checkpoint, Tensors
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-"""The families whose checkpoints `Float64Model` reads."""
+"""The families of checkpoints that `Float64Model` reads."""
 
 
 class DeltaNetOutput(NamedTuple):
-    """`hidden` [T, H]; `conv` [K-1, 2 Hk dk + Hv dv], last inputs; `recurrent` [Hv, dk, dv]."""
+    """`hidden` [T, H]; `conv` [K-1, channels], last inputs; `recurrent` [Hv, dk, dv]."""
 
     hidden: np.ndarray
     conv: np.ndarray

@@ -45,7 +45,7 @@ def check_same_samples(
 def perturbed(
     lm: hybridlm.LM, completion: hybridlm.Completion, place: int, settings: dict[str, Any], index: int
 ) -> np.ndarray:
-    """The noisy logits whose maximum is the completion's token at a place."""
+    """The noisy logits with the completion's token at a place as maximum."""
     initial = [*completion.prompt_token_ids, *completion.token_ids[:place]]
     logits = np.asarray(lm.forward(initial).logits[-1])
     temperature, seed = settings.get("temperature", 0.0), settings.get("seed", 0)

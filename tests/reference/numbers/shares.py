@@ -173,10 +173,10 @@ def on_devices(
 
     Args:
         model: the whole model.
-        tiny: what it was made of.
+        tiny: its source.
         axes: devices along `data`, `model` and `expert`.
         steps: `scenario` or `one_token`.
-        recut: what is made of the cuts before they are used.
+        recut: function of the cuts before their use.
     """
     data, devices = axes[0], Devices(*axes[1:])
     share = nnx.eval_shape(lambda: tiny.family.build(tiny.config.shard(devices), nnx.Rngs(0)))

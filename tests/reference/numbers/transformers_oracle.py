@@ -64,7 +64,7 @@ class Oracle:
             return self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
 
     def mtp_head(self) -> Any:
-        """The MTP head, whose code transformers has but does not use here.
+        """The MTP head: transformers has its code but does not use it here.
 
         It makes the head's norms like the first one of the last layer, which must therefore attend, as it does in
         every published model: the first norm of a delta net is another kind.

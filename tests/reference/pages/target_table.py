@@ -20,13 +20,9 @@ from ir_passes.targets import read_target
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
 TARGETS = (
-    "nvidia-h100",
-    "tpu-v5e",
-    "nvidia-h100:4 data=2,model=2",
-    "tpu-v5e:4 data=2,model=2",
-    "nvidia-h100:4 model=2,expert=2",
-    "tpu-v5e:4 model=2,expert=2",
-)
+    "nvidia-h100", "tpu-v5e", "nvidia-h100:4 data=2,model=2", "tpu-v5e:4 data=2,model=2",
+    "nvidia-h100:4 model=2,expert=2", "tpu-v5e:4 model=2,expert=2",
+)  # fmt: skip
 """Names of targets, with the mesh of those of several devices."""
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
@@ -70,8 +66,8 @@ class Row:
 
     Attributes:
         target, checkpoint, step: which.
-        verdict: `GOOD`, or what is wrong.
-        scratch, over_floor, seconds: what it needs beside weights and rows, in kB; bytes that it moves over those that
+        verdict: `GOOD`, or the fault.
+        scratch, over_floor, seconds: what it needs next to weights and rows, in kB; bytes that it moves over those that
             it has to, empty for moves of rows; of XLA's compilation.
     """
 
@@ -107,7 +103,7 @@ class ModelRow:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong; a model that does not fit is none of it."""
+        """True if nothing is wrong; a model that does not fit is not wrong."""
         return self.verdict == GOOD or self.fit.startswith("no")
 
 
@@ -208,7 +204,7 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    """Return the lines of a target's table: a line for each checkpoint, a column for each step."""
+    """Return a target's table: a line per checkpoint, a column per step."""
     steps = list(dict.fromkeys(row.step for row in rows))
     cells = {(row.checkpoint, row.step): _cell(row) for row in rows}
     checkpoints = dict.fromkeys(row.checkpoint for row in rows)

@@ -2,7 +2,7 @@
 
     unshare --mount python full_disk.py FOLDER
 
-in a mount namespace of its own, where it may mount. Prints for each output which files did not fit, and how often.
+in its own mount namespace, where it may mount. Prints for each output which files did not fit, and how often.
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 
     unshare --mount python full_outputs.py FOLDER CHECKPOINT
 
-in a mount namespace of its own, where it may mount. Every error has to name what did not fit, and nothing may be left.
+in its own mount namespace, where it may mount. Every error has to name what did not fit, and nothing may be left.
 """
 
 import errno

@@ -50,7 +50,7 @@ def kill_at(moment: int) -> list[int]:
         reached()
 
     parts._write = torn_write
-    # What a killed process has written is in the system's hands, so that nothing has to reach the disk here.
+    # A killed process leaves its writes to the system, so that nothing has to reach the disk here.
     os.fsync = around(lambda descriptor: None)
     os.replace = around(os.replace)
     for name in ("mkdir", "unlink", "rmdir"):
@@ -70,7 +70,7 @@ def run(task: RowTask, output: pathlib.Path, moment: int) -> tuple[int, int]:
 
 
 def kill_everywhere(task: RowTask, folder: pathlib.Path, lines: list[Any]) -> bytes:
-    """Kill a run over lines at every moment; print the number of moments, return the undisturbed output."""
+    """Kill a run at every moment; print their number, return the undisturbed output."""
     write_lines(folder / "in.jsonl", lines)
     undisturbed = folder / "undisturbed.jsonl"
     _, moments = run(task, undisturbed, -1)
@@ -81,7 +81,7 @@ def kill_everywhere(task: RowTask, folder: pathlib.Path, lines: list[Any]) -> by
         output.write_bytes(b"older")
         assert run(task, output, moment)[0] == -signal.SIGKILL, moment
         assert output.read_bytes() in (b"older", expected), f"half an output after a kill at moment {moment}"
-        # Once more, a moment later in what is left to do: a run that continues can be killed as well.
+        # Once more, a moment later in the remaining work: a run that continues can be killed as well.
         run(task, output, moment // 2)
         signalled, _ = run(task, output, -1)
         rest = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))

@@ -44,7 +44,7 @@ MODEL: dict[str, Any] = {
     "moe_intermediate_size": 512, "shared_expert_intermediate_size": 64, "eos_token_id": 0,
 }  # fmt: skip
 WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
-"""Model whose MLPs have matrices of 25 million numbers each."""
+"""Model with MLP matrices of 25 million numbers each."""
 SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
 GGUF: dict[str, Any] = {
     "vocab_size": 97,
@@ -56,7 +56,7 @@ GGUF: dict[str, Any] = {
 
 
 def toy_weights(_: Any) -> list[Weight]:
-    """Tensors as they are, experts that are stacked, rows in another order."""
+    """Tensors unchanged, experts that are stacked, rows in another order."""
     plain = [
         Weight((f"plain.{i}",), (ROWS, COLUMNS), (WeightSource({f"plain.{i}": (ROWS, COLUMNS)}),))
         for i in range(LAYERS)
@@ -184,7 +184,7 @@ def main(case: str, folder: Path, stored: str, wanted: str = "", *args: str) -> 
             lm = hybridlm.load(folder, lanes=1, context=8, dtype=wanted, compilation_cache=False, chunk=4)
             return list(lm.params.values())
 
-        # What the first model of a process needs besides: modules, traces.
+        # Further needs of a process's first model: modules, traces.
         small = MODEL | {"moe_intermediate_size": 8, "vocab_size": 64}
         write(folder / "small", small, family.weights(family.read_config(small)), stored)
         hybridlm.load(folder / "small", lanes=1, context=8, dtype=wanted, compilation_cache=False, chunk=4)

@@ -83,7 +83,7 @@ def befall(fault: str) -> None:
         in_turn(name)
         records(self, name, value)
 
-    earlier = lambda self, name, seconds: get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
+    delayed = lambda self, name, seconds: get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
     def other_batch(self: Engine, shape: Shape, pool: Any, inputs: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
@@ -111,7 +111,7 @@ def befall(fault: str) -> None:
     if fault == "flip":
         KeyValues.get = flipped
     elif fault == "epoch":
-        KeyValues.get = earlier
+        KeyValues.get = delayed
     elif fault in ("kill", "stop", "sleep"):
         KeyValues.get, KeyValues.set = taken_up, said
     elif fault == "early":

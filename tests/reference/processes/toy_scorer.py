@@ -93,7 +93,7 @@ NO_MODEL = batch_rows(
     BatchModel(Inputs(None, 97, 256, (), lambda snapshot: None), cast(Any, NoRequests), lambda texts, top: [], "none"),
     {},
 )
-"""Answers a batch whose lines are all wrong."""
+"""Answers a batch of wrong lines only."""
 
 
 def write_lines(path: Path, lines: Iterable[Any]) -> Path:

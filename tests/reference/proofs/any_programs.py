@@ -1,6 +1,6 @@
 """A function of f32[lanes, width] for each JAX feature: dtypes, effects, nested programs, kernels.
 
-They are put together at random; what comes of a composition need not keep lanes apart. More than 300 lines: a list.
+They are put together at random; a composition need not keep lanes apart. More than 300 lines: a list.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 
 LANES = WIDTH = 4
-"""Equal, so that an axis that is taken for another one is not seen by its length."""
+"""Equal, so that lengths do not reveal a confused axis."""
 F32 = jax.ShapeDtypeStruct((LANES, WIDTH), jnp.float32)
 FLOATS = """
 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz
@@ -381,8 +381,8 @@ def kinds_of_scatter(x):
 
 @step
 def pooled(x):
-    most = lambda y: lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
-    return jax.grad(most)(x)
+    maximum = lambda y: lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
+    return jax.grad(maximum)(x)
 
 
 @step

@@ -1,4 +1,4 @@
-"""Check that idle lanes' elements hold what the proof claims of them.
+"""Check the proof's claims about idle lanes' elements.
 
 The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. What it
 says then, of a range, of a fact, of rows that are kept, is said of the elements of such lanes alone; whose they are is
@@ -38,7 +38,7 @@ def idle_lanes(reality: Reality, role: str = "length") -> np.ndarray:
 
 
 def idle_faults(subject: Subject, checked: Checked | None = None) -> Iterator[str]:
-    """Everything that the proof says of idle lanes and that is not so.
+    """Yield false claims about idle lanes.
 
     Args:
         subject: the program.
@@ -134,11 +134,11 @@ def _faults_of(
         reality: all runs.
         array: [run, ...] of the variable.
         mine: which of its elements belong to idle lanes.
-        value: what is said of them.
+        value: the claims about them.
         numbered: arrays with a value number, and their elements of idle lanes.
         views: of the pools.
         where: the index that the loop around it is at; None if there is none, or more than one.
-        checked: how often what was looked at.
+        checked: counts of compared claims.
     """
 
     def look(label: str, wrong: np.ndarray) -> bool:

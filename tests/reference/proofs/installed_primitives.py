@@ -13,7 +13,7 @@ from jax.extend.core import primitives as public
 
 
 def primitives() -> list[Any]:
-    """All batchable or public primitives, including those of imported modules."""
+    """All primitives that are public or can be batched, in all imported modules."""
     results = [getattr(public, name) for name in dir(public) if name.endswith("_p")]
     return [*results, *batching.fancy_primitive_batchers]
 

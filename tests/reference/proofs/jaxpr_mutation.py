@@ -244,7 +244,7 @@ def _dot_changes(numbers: Any, shapes: list[Any], out: tuple[int, ...]) -> Itera
 
 
 class Subject:
-    """A program whose changes are judged by running them in numpy.
+    """A program with changes that are judged by running them in numpy.
 
     Args:
         program: traced, and run once for all changes of its lanes, in numpy.
@@ -254,7 +254,7 @@ class Subject:
     Attributes:
         bound: its contract.
         program: its jaxpr, calls replaced by their bodies.
-        claims: what the contract says of the results of all runs.
+        claims: the contract's claims about the results of all runs.
         values: every variable at the top level of the jaxpr in all runs.
         turns: every variable inside a loop or branch: its values in all runs, and which runs are meant, in each turn.
     """

@@ -21,7 +21,7 @@ Observe = Callable[[ir.JaxprEqn, list[Value], Value], None]
 """Called with every equation of a body each time it runs, its results, and [run] whether that run is in this turn."""
 
 MAX_TURNS = 100
-"""A loop of the programs has a turn for each token or block, of which there are few."""
+"""A loop of the programs has a turn for each of a few tokens or blocks."""
 
 
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
@@ -73,7 +73,7 @@ def _clamp(low: Value, x: Value, high: Value) -> Value:
 
 
 def _level(values: Sequence[Value]) -> list[Value]:
-    """Scalars beside arrays get dimensions of size one."""
+    """Scalars next to arrays get dimensions of size one."""
     rank = max(x.ndim for x in values)
     return [x if x.ndim == rank else x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in values]
 
@@ -267,7 +267,7 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
             return carry
 
         def in_turn(eqn: ir.JaxprEqn, results: list[Value], runs: Value, going: Value = going) -> None:
-            # Mapped by vmap, a loop ends for each entry by itself: nothing is said of entries that have ended.
+            # Mapped by vmap, a loop ends for each entry separately: ended entries have no claims.
             if observe is not None and going.ndim == 1:
                 observe(eqn, results, runs & going)
 

@@ -58,8 +58,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         equation: that gives it.
-        operands: what the proof says of the equation's operands.
-        value: what it says of the variable.
+        operands: the proof's claims about the equation's operands.
+        value: its claim about the variable.
         body: which loop or branch it stands in; 0 at the top level.
     """
 
@@ -77,7 +77,7 @@ def predictions(subject: Subject, idle: str = "", counted: bool = False) -> dict
 
     Args:
         subject: the program.
-        idle: what is said of the elements of a lane that is idle by the input of this role.
+        idle: the claims about elements of a lane that is idle by the input of this role.
         counted: as of `Prover`.
     """
     outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
@@ -204,7 +204,7 @@ def _by_row(differs: np.ndarray) -> np.ndarray:
 
 
 def faults(subject: Subject) -> Iterator[str]:
-    """Everything that the proof says and that is not so."""
+    """Yield false claims of the proof."""
     reality, mapping = Reality(subject), predictions(subject)
     orders = {
         value.fact.order.number: _vector(reality.all_runs(subject.values[var]))
@@ -249,7 +249,7 @@ def _faults_of(
     Args:
         reality: all runs.
         array: [run, ...] of the variable.
-        value: what is said of it.
+        value: the claim about it.
         orders: the permutation of each number.
         numbered: arrays with a value number.
         where: the turn of the loop that the variable stands in.

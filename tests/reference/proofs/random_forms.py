@@ -24,7 +24,7 @@ CONTRACT = LaneContract(
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """The second row of a lane is no lane's first one; some lanes have none."""
+    """The second row of a lane is no lane's first one; some lanes lack one."""
     w, _, x, local, _, _, rows = random_steps.draw(rng)
     slots = 1 + rng.permutation(2 * LANES)
     second = np.where(rng.random(LANES) < 0.8, slots[LANES:], 0)

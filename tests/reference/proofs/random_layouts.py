@@ -23,7 +23,7 @@ Choose = np.random.Generator
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Draw pages so that each lane's step may write any of its own."""
+    """Draw pages so that each lane may write all pages of its own."""
     lengths = 1 + np.bincount(rng.integers(0, LANES + 1, TOKENS - LANES), minlength=LANES + 1)[:LANES]
     return (
         rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),

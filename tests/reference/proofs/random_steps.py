@@ -234,7 +234,7 @@ def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tupl
     Args:
         seed: of all choices.
         count: operations.
-        idle: whether lanes of length 0 are treated in ways of their own.
+        idle: whether lanes of length 0 are treated separately.
     """
 
     def step(w: Array, ids: Array, x: Array, array: Array, pool: Array, slots: Array, rows: Array) -> Any:

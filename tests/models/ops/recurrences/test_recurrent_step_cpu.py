@@ -133,8 +133,8 @@ def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
     )
 
     def poisoned(lane: int) -> tuple[Any, ...]:
-        others = jax.tree.map(lambda x: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
-        return state.at[lane].set(jnp.nan), lengths, others
+        poison = jax.tree.map(lambda x: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
+        return state.at[lane].set(jnp.nan), lengths, poison
 
     certificate = check_each_device(step, (state, lengths, rest), (specs, (by_head, rows)), CONTRACT, poisoned)
     (assumed,) = [statement for statement in certificate.assumed if statement.id == "opaque-idle"]

@@ -18,7 +18,7 @@ from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 
 SLOTS, NAMED = 9, (7, 0, 2, 8, 5)
-"""Rows of a pool, and those of the lanes; lane 1 is idle and has the null row."""
+"""Rows of a pool, and rows of the lanes; lane 1 is idle and has the null row."""
 
 
 @jax.jit

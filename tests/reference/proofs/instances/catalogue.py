@@ -29,13 +29,13 @@ def installed(name: str) -> bool:
 
 
 def instance(name: str, seed: int, count: int = 1, with_idle: bool = False) -> Program:
-    """Return a step with `count` instances of an operation, which returns its lanes.
+    """Return a step that returns its lanes, with `count` instances of an operation.
 
     Args:
         name: of the primitive.
         seed: of all choices.
         count: operations.
-        with_idle: whether lanes may be idle and operands what they keep.
+        with_idle: whether lanes may be idle and operands their kept rows.
 
     Raises:
         NoInstance: when it is traced, if no parameters fitted.

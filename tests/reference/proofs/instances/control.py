@@ -81,7 +81,7 @@ def _while(operands: Operands) -> list[Array]:
         i, x, y = state
         return i + 1, _mixing(operands, x, y), _mixing(operands, y, x)
 
-    # A count that is an operand of its own may be any number.
+    # A count that is a separate operand may be any number.
     return list(lax.while_loop(lambda state: state[0] < jnp.minimum(count, 3), body, (jnp.int32(0), x, y)))
 
 
@@ -135,12 +135,9 @@ def _either(*builders: Builder) -> Builder:
 
 
 BUILDERS: dict[str, Builder] = {
-    "cond": _cond,
-    "while": _either(_while, _while, _while, _rows_loop),
+    "cond": _cond, "while": _either(_while, _while, _while, _rows_loop),
     "scan": _either(_scan, _scan, _scan, _scan, _layers, _rows_loop),
-    "jit": lambda o: _call(jax.jit(lambda x, y: _mixing(o, x, y)))(o),
-    "custom_jvp_call": _call(_with_jvp),
-    "custom_vjp_call": _call(_with_vjp),
-    "custom_vmap_call": _call(_with_vmap),
+    "jit": lambda o: _call(jax.jit(lambda x, y: _mixing(o, x, y)))(o), "custom_jvp_call": _call(_with_jvp),
+    "custom_vjp_call": _call(_with_vjp), "custom_vmap_call": _call(_with_vmap),
     "checkpoint": _call(jax.checkpoint(lambda x, y: jnp.cos(x) + y)),
-}
+}  # fmt: skip

@@ -17,7 +17,7 @@ class Numbers(NamedTuple):
     Attributes:
         batching: those that run along with a dimension of the indices.
         indexed: those that have an index, in the order of the columns.
-        hidden: those of size one that the window array does not have.
+        hidden: dimensions of size one that the window array lacks.
         sizes: of the window.
         points: shape of the indices, without the columns.
         along: for each of `batching`, the dimension of `points`.

@@ -23,7 +23,7 @@ NARROW = ("lanes", "lanes", "lanes", "ordered", "one", "picked")
 
 @dataclass(frozen=True)
 class Layout:
-    """A shape, and where lanes (or rows of the pool) lie in it.
+    """A shape, and the axis of lanes (or rows of the pool) in it.
 
     Attributes:
         axis: of length rows * inner.
@@ -111,8 +111,8 @@ class Operands:
         """An array of this layout.
 
         Args:
-            layout: its shape, and where lanes lie in it; for a kind without lanes, its shape.
-            dtype: integers may be known to lie within bounds.
+            layout: its shape, and the axis of lanes in it; for a kind without lanes, its shape.
+            dtype: integers may have known bounds.
             kind: "lanes"; "ordered", in an order that depends on all lanes; "one", of one lane; "picked", of the lane
                 that a shared index picks; "pool"; "mixed"; "shared"; "counting"; "slots".
         """

@@ -38,7 +38,7 @@ def _found(function: Callable[..., Array]) -> Builder:
 
 
 def _general(operands: Operands) -> list[Array]:
-    """A reduction by a function of its own, of two arrays at once."""
+    """A reduction of two arrays at once by its own function."""
     layout = operands.layout(minimum=2)
     arrays = operands.alike(layout, "float32", "float32")
     start = operands.x[operands.below(operands.lanes), 0] if operands.chance(0.2) else jnp.float32(1.0)

@@ -25,7 +25,7 @@ def key_of_four_lanes(pool, slots, x, w):
 
 
 def keys_across_lanes(pool, slots, x, w):
-    """Words lie along the wrong axis: each key mixes all lanes."""
+    """Words are along the wrong axis: each key mixes all lanes."""
     y, pool = rows.plain_step(pool, slots, x, w)
     keys = jax.random.wrap_key_data(_bits(x[:, :3]).T, impl="rbg")
     random = jax.vmap(lambda key: jax.random.bits(key, (LANES,)))(keys)

@@ -46,14 +46,14 @@ def _strided(x: Array) -> Array:
 
 
 def doubled_by_a_branch(pool, slots, x, w):
-    """Lane 0's branch decides what the pool gives."""
+    """Lane 0's branch decides the values of the pool."""
     read = lax.cond(x[0, 0] > 0, lambda pool: 2.0 * pool, lambda pool: pool, pool)
     new = advance(read[slots], x, w)
     return new.sum(1), pool.at[slots].set(new)
 
 
 def doubled_by_a_loop(pool, slots, x, w):
-    """The pool is doubled as often as lane 0 says before it is read."""
+    """Lane 0 decides how often the pool is doubled before it is read."""
     begin = jnp.float32(-2), pool
     _, read = lax.while_loop(lambda carry: carry[0] < x[0, 0], lambda carry: (carry[0] + 1, 2.0 * carry[1]), begin)
     new = advance(read[slots], x, w)

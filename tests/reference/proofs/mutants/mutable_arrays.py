@@ -33,7 +33,7 @@ def _sum(x, y):
 
 
 def _read_too_early(x, y):
-    """The row of the lane before is read, because the write of this lane comes later."""
+    """The previous lane's row is read because this lane writes later."""
     state = jax.new_ref(x[0])
     out = []
     for lane in range(LANES):
@@ -55,7 +55,7 @@ def _rolled(x, y):
 
 
 def _alias(x, y):
-    """The array is written after the copy of its content that is returned was made, and is read again."""
+    """The array is written after its returned copy was made, and read again."""
     state = jax.new_ref(x)
     first = state[...]
     state[...] = first[::-1]

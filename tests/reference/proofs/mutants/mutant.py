@@ -36,11 +36,11 @@ class Mutant:
     Attributes:
         id: unique.
         source: where the fault is from, as "tpu-inference#2752", "tpu-inference#2752", "JAX".
-        description: what is wrong, in one line.
+        description: the fault, in one line.
         base: name of the correct program.
         tier: who must kill it.
         program: the wrong step with its contract; None where the fault is not in a step.
-        kinds: violations, or findings of the audit, of which one must be there.
+        kinds: expected violations, or findings of the audit.
         evidence: for the proof tier.
         attempt: for the other tiers: does what is wrong, and raises where it is caught.
         error: what `attempt` has to raise.

@@ -16,8 +16,8 @@ NO_RULE = (Kind.UNKNOWN,)
 Change = Callable[[Any], Any]
 
 
-same = lambda x: x
-_own = lambda tables, lane, place: tables.at[lane, place].get(mode="fill", fill_value=PAGES)
+identity = lambda x: x
+_page_of = lambda tables, lane, place: tables.at[lane, place].get(mode="fill", fill_value=PAGES)
 _equal = lambda ids: ids[:, None] == ids[None, :]
 
 
@@ -25,7 +25,7 @@ def _counted(ends: Change = lambda cu: cu[1:], side: str = "right") -> Change:
     return lambda cu: jnp.searchsorted(ends(cu), jnp.arange(TOKENS), side=side)
 
 
-def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = same) -> Any:
+def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = identity) -> Any:
     """The recurrence with other lanes, rows, or token places."""
 
     def step(w, x, cu, pool, slots):
@@ -85,7 +85,7 @@ def _attention(mask: Callable[[Any], Any], finite: bool = True, outer: float = -
     return step
 
 
-def _paged(page: Any, read: Change = same) -> Any:
+def _paged(page: Any, read: Change = identity) -> Any:
     """Keys and values on other lanes' pages, or padding on lanes' pages."""
 
     def step(w, x, positions, cu, pools, tables, temperature):
@@ -100,7 +100,7 @@ def _paged(page: Any, read: Change = same) -> Any:
     return step
 
 
-def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
+def _mapped(rows: Change = identity, mode: str = "drop", shift: int = 0) -> Any:
     """Rows of other tokens, clamped padding, or pages off by one."""
 
     def step(w, x, cu, pool, tables, written):
@@ -115,7 +115,7 @@ def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
     return step
 
 
-def _channels(lane: Change = lanes_of, mode: str = "fill", change: Change = same) -> Any:
+def _channels(lane: Change = lanes_of, mode: str = "fill", change: Change = identity) -> Any:
     """Channels split over devices with a fault in layout, padding or sums."""
 
     def local(w, x, cu, pool, slots):
@@ -173,9 +173,9 @@ MUTANTS = (
     _one(POOLED, "running", "sums run over all tokens", _pooled(running=True)),
     _one(POOLED, "lanes-rolled", "sums of the next lane", _pooled(lane=lambda cu: (lanes_of(cu) + 1) % LANES)),
     _one(PAGED, "page-clamped", "padding writes to pages of the last lane", _paged(lambda t, lane, i: t[lane, i])),
-    _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, index: _own(t, lane + 1, index))),
-    _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, index: _own(t, lane, index) + 1)),
-    _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_own, read=lambda t: jnp.roll(t, 1, 0))),
+    _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, index: _page_of(t, lane + 1, index))),
+    _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, i: _page_of(t, lane, i) + 1)),
+    _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_page_of, read=lambda t: jnp.roll(t, 1, 0))),
     _one(MAPPED, "rows-clamped", "padding is clamped to the last row", _mapped(mode="clip")),
     _one(MAPPED, "rows-rolled", "the row of the token before", _mapped(lambda rows: jnp.roll(rows, 1))),
     _one(MAPPED, "rows-shifted", "the row behind", _mapped(lambda rows: rows + 1)),

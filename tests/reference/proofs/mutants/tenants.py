@@ -39,7 +39,7 @@ def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., A
 
 
 class Session:
-    """Sequences that take steps on one pool, with shadow labels beside it."""
+    """Sequences that take steps on one pool, with shadow labels next to it."""
 
     def __init__(self, program: Program = DECODE):
         self.ledger = RowLedger()
@@ -94,7 +94,7 @@ def forgetful_kernel() -> None:
 
 
 def preempted() -> None:
-    """Prefilled again from position 0 on the row as it was."""
+    """Prefilled again from position 0 on the old row."""
     honest().step([turn(1, 0)], [3], fresh=[False])
 
 
@@ -113,7 +113,7 @@ def never_captured() -> None:
 
 
 def snapshot_too_early() -> None:
-    """The row was copied before the step that it is said to be of."""
+    """The row was copied before its labelled step."""
     session = honest()
     session.copy(3, 5)
     session.step([turn(1, 4)], [3])
@@ -137,7 +137,7 @@ def snapshot_never_written() -> None:
 
 
 def half_a_hit() -> None:
-    """The prefix was found for attention alone; the state is said to be there too."""
+    """The prefix was found for attention alone; the state is claimed to be there too."""
     honest().step([turn(6, 4)], [5])
 
 

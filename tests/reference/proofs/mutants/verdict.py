@@ -17,7 +17,7 @@ def kill(mutant: Mutant) -> str:
     """Return the violation, finding or error that killed the mutant.
 
     Raises:
-        Survived: nothing; or something that says nothing about this fault.
+        Survived: nothing, or something unrelated to this fault.
     """
     try:
         if mutant.tier is Tier.PROOF:

@@ -135,7 +135,7 @@ def permuted_slots(pool, slots, x, w):
 
 
 def guarded_slots(pool, slots, x, w, lengths):
-    """Idle lanes use an index past the end, which the kernel clamps."""
+    """Idle lanes use an index past the end, clamped by the kernel."""
     new = advance(pool[slots], x, w)
     return new.sum(1), put(pool, jnp.where(lengths > 0, slots, SLOTS), new)
 
@@ -170,7 +170,7 @@ def row_pool_by_slot(pool, slots, state, x):
 
 
 def by_two_maps(a, b, slots, rest, x):
-    """Two pools of a group, each by a map of its own."""
+    """Two pools of a group, each by its own map."""
     return put(a, slots, x), put(b, rest, x)
 
 

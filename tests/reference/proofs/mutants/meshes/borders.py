@@ -70,7 +70,7 @@ def first_lanes_of_each(w, state, x, lengths):
 
 
 def six_lanes_split(w, state, x, lengths):
-    """Six split lanes meet lanes of which each device has four."""
+    """Six split lanes meet lanes that are four on each device."""
     run = jax.shard_map(
         lambda some, x: some + x[:3], mesh=mesh(2), in_specs=(P("model"), P("model")), out_specs=P("model")
     )

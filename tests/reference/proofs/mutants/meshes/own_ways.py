@@ -21,13 +21,13 @@ ADVANCED = "sharded rows advanced"
 def first_device_first(pool, slots, x, lengths):
     """The first device sums first; collectives pair by order."""
     value = lax.pcast(x, "data", to="varying")
-    after = lambda: lax.psum(jnp.tanh(value), "data") * 0.5 + gathered(pool, slots)
+    later_sum = lambda: lax.psum(jnp.tanh(value), "data") * 0.5 + gathered(pool, slots)
 
     def before():
         rows = gathered(pool, slots)
         return lax.psum(jnp.tanh(value), "data") * 0.5 + rows
 
-    rows = lax.cond(lax.axis_index("data") == 0, before, after)
+    rows = lax.cond(lax.axis_index("data") == 0, before, later_sum)
     return x, put(pool, slots, rows)
 
 
@@ -42,8 +42,8 @@ def replay_by_device(pool, slots, x, lengths):
     """Each device replays its own token count, summing over devices each time."""
     count = lax.axis_index("data") + 1
     rows = lax.pcast(gathered(pool, slots), "data", to="varying")
-    once = lambda carry: (carry[0] + 1, lax.pcast(lax.psum(carry[1], "data") * 0.5, "data", to="varying"))
-    rows = lax.while_loop(lambda carry: carry[0] < count, once, (lax.pcast(jnp.int32(0), "data", to="varying"), rows))
+    single = lambda carry: (carry[0] + 1, lax.pcast(lax.psum(carry[1], "data") * 0.5, "data", to="varying"))
+    rows = lax.while_loop(lambda carry: carry[0] < count, single, (lax.pcast(jnp.int32(0), "data", to="varying"), rows))
     return x, put(pool, slots, rows[1])
 
 

@@ -107,7 +107,7 @@ def none_accepted(w, pool, slots, accepted, drafts):
 
 
 def larger(size: int) -> LaneContract:
-    """The contract says that there are more rows than the pool has."""
+    """The contract claims more rows than the pool has."""
     return LaneContract((Pool("seq"), SlotMap("seq", size), Lane(), Shared()), rows.STEP.outputs)
 
 

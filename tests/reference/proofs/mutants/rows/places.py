@@ -66,14 +66,14 @@ def _own_row_of_order(rows: Array, order: Array) -> Array:
 
 
 def _lanes_beside_the_order(rows: Array, order: Array) -> Array:
-    """Lanes lie along one axis, and the order picks along another."""
+    """Lanes are along one axis, and the order picks along another."""
     row = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
     target = jnp.zeros((PLACES, PLACES)).at[order].set(jnp.arange(float(PLACES))[:, None] * row[None])
     return rows + target[0][order][:, None]
 
 
 def _cleared_by_place(rows: Array, _: Array) -> Array:
-    """Rows lie along the second axis; in each, the number at another index is cleared."""
+    """Rows are along the second axis; in each, the number at another index is cleared."""
     columns = jnp.arange(PLACES)[:, None] % HIDDEN
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,), (1,), (0,))
     return lax.scatter(rows.T, columns, jnp.zeros(PLACES), numbers).T

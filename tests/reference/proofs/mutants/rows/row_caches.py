@@ -16,12 +16,12 @@ BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.CONSTANT, 
 Change = Callable[[Array], Array]
 
 
-_same = lambda array: array
+_unchanged = lambda array: array
 _rolled = lambda array: jnp.roll(array, 1, axis=0)
 _first = lambda array: jnp.broadcast_to(array[:1], array.shape)
 
 
-def _prefill(segments: Change = _same, rows: Change = _same, change: Change = jnp.zeros_like) -> Any:
+def _prefill(segments: Change = _unchanged, rows: Change = _unchanged, change: Change = jnp.zeros_like) -> Any:
     """Other segments, other rows of the cache, other rests of rows."""
 
     def step(w, pools, x, settings):
@@ -33,7 +33,7 @@ def _prefill(segments: Change = _same, rows: Change = _same, change: Change = jn
     return step
 
 
-def _decode(at: Change = _same, new: Change = _same, contents: Change = _same) -> Any:
+def _decode(at: Change = _unchanged, new: Change = _unchanged, contents: Change = _unchanged) -> Any:
     """Other positions, other entries, other segments of the rows."""
 
     def step(w, pools, positions, x):
@@ -46,7 +46,9 @@ def _decode(at: Change = _same, new: Change = _same, contents: Change = _same) -
     return step
 
 
-def _ring(began: Change = _same, new: Change = _same, at: Callable[[Array, Array], Array] = lambda i, _: i) -> Any:
+def _ring(
+    began: Change = _unchanged, new: Change = _unchanged, at: Callable[[Array, Array], Array] = lambda i, _: i
+) -> Any:
     """Other beginnings, other entries, another place of the ring."""
 
     def step(w, pools, steps, settings, x):

@@ -47,7 +47,7 @@ def index_columns(pool, slots, x, w):
 
 
 def row_as_fill(pool, slots, x, w, choice):
-    """A lane's look-up past the end of its own rows is filled with row 3."""
+    """A lane's look-up past the end of its rows is filled with row 3."""
     row = slots[:, None].at[jnp.arange(LANES)[:, None], choice[:, None]].get(mode="fill", fill_value=3)[:, 0]
     return advance(pool[row], x, w).sum(1), rows.plain_step(pool, slots, x, w)[1]
 

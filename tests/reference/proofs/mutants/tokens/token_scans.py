@@ -21,8 +21,8 @@ def _tile(id: str, description: str, step: Any) -> Any:
 
 
 _multiplied = lambda rest, right: (rest[0] | right[0], (1.0 - right[0].astype(jnp.float32)) * rest[1] + right[1])
-_left = lambda rest, right: (rest[0] | right[0], jnp.where(rest[0], right[1], rest[1] + right[1]))
-_both = lambda rest, right: (rest[0] & right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_first = lambda rest, right: (rest[0] | right[0], jnp.where(rest[0], right[1], rest[1] + right[1]))
+_every = lambda rest, right: (rest[0] & right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
 _right_only = lambda rest, right: (right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
 _left_flag = lambda rest, right: (rest[0], jnp.where(right[0], right[1], rest[1] + right[1]))
 _negated = lambda rest, right: (rest[0] | right[0], jnp.where(right[0], rest[1] + right[1], right[1]))
@@ -53,8 +53,8 @@ MUTANTS = (
     _scan("ends", "a reset at the last token", scanned(ends)),
     _scan("reverse", "in reverse, a reset at the first token", scanned(starts, reverse=True)),
     _scan("multiplied", "zero times nan is nan", scanned(starts, _multiplied)),
-    _scan("left", "the flag of the left part", scanned(starts, _left)),
-    _scan("and", "both flags for one of them", scanned(starts, _both)),
+    _scan("left", "the flag of the left part", scanned(starts, _first)),
+    _scan("and", "both flags for one of them", scanned(starts, _every)),
     _scan("right-only", "the flag of the right token only", scanned(starts, _right_only)),
     _scan("left-flag", "the flag of the left part is passed on", scanned(starts, _left_flag)),
     _scan("negated", "the cases are exchanged", scanned(starts, _negated)),

@@ -72,7 +72,8 @@ def test_a_sum_of_what_the_program_concatenates_is_one() -> None:
     ([psum(16, "a:1"), psum(4, "b:2")], {"reducer": "maximum"}),
     ([psum(16, "a:1"), psum(4, "b:2")], {"groups": "{0,2},{1,3}"}),
     ([psum(32, "a:1"), psum(8, "b:2")], {"sizes": ("16,2", "4,2", "20,2")}),
-], ids=["one too few", "of another length", "of another dtype", "not summed", "over another axis", "not flat"])  # fmt: skip
+], ids=["one too few", "of another length",
+        "of another dtype", "not summed", "over another axis", "not flat"])  # fmt: skip
 def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Scheduled], settings: dict[str, Any]) -> None:
     result, findings = check(scheduled, **settings)
     assert result == [] and len(findings) == 1 + len(scheduled)

@@ -141,9 +141,7 @@ def test_a_step_is_dispatched_before_the_last_one_is_read(text_lm: hybridlm.LM) 
     assert text_lm.stats["steps"] == steps + 9, "no surplus step: the last one is known by its number"
 
 
-def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(
-    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     """Operands on the host go to the device with the call of the step."""
     with text_lm.session() as session:
         session.submit([7, 8, 9], **SETTINGS)

@@ -50,9 +50,7 @@ def require_peak(result: dict[str, Any], tensors: int) -> None:
     ("float16", "bfloat16", 1),
     ("bfloat16", "bfloat16", 4),
 ])  # fmt: skip
-def test_peak_is_the_arrays_kept_and_two_tensors(
-    tmp_path: Path, root: Path, stored: str, wanted: str, devices: int
-) -> None:
+def test_peak_is_the_arrays_kept_and_two_tensors(tmp_path: Path, root: Path, stored: str, wanted: str, devices: int):
     """The peak has the two largest tensors; the expert stack is eight times larger."""
     # Tensors are 16 MiB in the file whatever dtype they become.
     require_peak(figures(loading(root, "toy", tmp_path, stored, wanted, devices)), 2 * 16 * MIB)

@@ -50,9 +50,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_a_directory_is_taken_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[dict[str, Any]]
-) -> None:
+def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[dict[str, Any]]):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -49,9 +49,7 @@ def test_work_grows_with_the_number_of_tensors_and_not_faster(
     assert late < 1.02 * early, f"{early:.1f} calls for each tensor of the first, {late:.1f} of the last"
 
 
-def test_each_file_is_opened_once_and_each_tensor_read_once_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_file_is_opened_once_and_each_tensor_read_once_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     count = write_many(tmp_path / "model", 2, 16, FILES)
     opened, read = Counter[str](), dict[str, tuple[str, int]]()
     open_file, read_stored = SafetensorsFile.__init__, SafetensorsFile.read_stored

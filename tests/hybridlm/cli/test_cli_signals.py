@@ -59,9 +59,7 @@ def command(name: str, folder: Path) -> list[str | Path]:
 @pytest.mark.each_value
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("name", ["score", "decide", "classify", "embed", "divergence", "batch"])
-def test_files(
-    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals
-) -> None:
+def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals):
     """After a signal in the second part, the same command writes the undisturbed output."""
     arguments, add = command(name, tmp_path), Parts.add
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
@@ -89,9 +87,7 @@ def test_files(
     assert "3 rows were done by an earlier run" in repeat.stderr or name == "batch"
 
 
-def test_nothing_is_kept_before_the_first_part(
-    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_kept_before_the_first_part(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Parts, "add", lambda *args, **named: os.kill(os.getpid(), signal.SIGTERM))
     result = run(*command("score", tmp_path))
     assert result.exit_code == 143 and result.stderr.splitlines()[-2:] == [

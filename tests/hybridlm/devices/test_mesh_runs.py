@@ -189,9 +189,7 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [(8, 1, 1), (2, 2, 2)], ids=str)
-def test_rows_move_to_smaller_pools(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]
-) -> None:
+def test_rows_move_to_smaller_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]):
     monkeypatch.setattr(scheduler, "SHRINK_PLACES", 4)
     directory = write_random_checkpoint("sparse_base", tmp_path)
     item = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)

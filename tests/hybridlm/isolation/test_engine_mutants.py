@@ -43,9 +43,7 @@ def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alones: list[tra
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", [id for id in MUTANTS if id not in SANITIZED])
-def test_mutant_is_found(
-    text_lm: hybridlm.LM, alones: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutant_is_found(text_lm: hybridlm.LM, alones: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch):
     MUTANTS[id].fault(monkeypatch)
     assert traffic.finder(text_lm, alones) is MUTANTS[id].finder
 

@@ -41,9 +41,7 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
 @pytest.mark.long
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("name", ["dense_interval", *OTHER_GOLDENS])
-def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
-    root: pathlib.Path, name: str, lanes: int
-) -> None:
+def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(root: pathlib.Path, name: str, lanes: int):
     """A narrow row is computed as two; two rows of a convolution are no copy."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
     for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_rows, 32)):
@@ -54,9 +52,7 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [65, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
-def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
-    root: pathlib.Path, name: str, tokens: int
-) -> None:
+def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(root: pathlib.Path, name: str, tokens: int):
     """Both passes go chunk by chunk; the first must leave the state unwritten."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=256, dtype="float32", chunk=8)
     report = lm.engine.program(Shape("verify", 3, tokens)).audit

@@ -69,9 +69,7 @@ def test_who_says_something_is_left_in_peace(store: Store, heartbeat: Heartbeat,
     assert not ended
 
 
-def test_who_falls_silent_is_named(
-    store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture
-) -> None:
+def test_who_falls_silent_is_named(store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture):
     store.sign(1)
     begun = time.monotonic()
     while not ended and time.monotonic() < begun + 5:

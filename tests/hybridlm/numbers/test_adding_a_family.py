@@ -185,9 +185,7 @@ def logprobs_of(completion: hybridlm.Completion | hybridlm.Score) -> list[float]
     return list(completion.logprobs)
 
 
-def test_family_without_commit_does_not_speculate(
-    lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_family_without_commit_does_not_speculate(lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch):
     """Refusal at load and generation; everything else works without a verifying step."""
     monkeypatch.setattr(family.DeltaProduct, "commit", Stateful.commit)
     for refused in (
@@ -213,9 +211,7 @@ def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sanitize", [False, True])
-def test_wrong_commit_is_refused(
-    lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_commit_is_refused(lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch):
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram", sanitize=sanitize)
     shape = Shape("verify", 2, 3)

@@ -47,9 +47,7 @@ def all_at_once() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outside(
-    text_lm: hybridlm.LM, expected: Any
-) -> None:
+def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outside(text_lm: hybridlm.LM, expected: Any):
     lm = hybridlm.load(text_lm.path, **SETTINGS)
     with all_at_once():
         assert answers(lm) == expected

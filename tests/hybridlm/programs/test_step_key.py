@@ -41,9 +41,7 @@ def key(lm: hybridlm.LM, **other: Any) -> str | None:
     return step_key(**(parts | other))
 
 
-def test_key_is_found_without_tracing_and_is_the_same_again(
-    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_found_without_tracing_and_is_the_same_again(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     lm = hybridlm.load(text_lm.path, **SETTINGS)
     monkeypatch.setattr(jax, "make_jaxpr", None)
     monkeypatch.setattr(jax, "eval_shape", None)
@@ -129,9 +127,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sources", "jaxlib", "processor", "topology", "flags", "declared"])
-def test_another_machine_or_version_is_another_key(
-    name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_machine_or_version_is_another_key(name: str, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     initial = key(text_lm)
     monkeypatch.setattr(
         module, "patched_code", lambda *packages: []

@@ -153,9 +153,7 @@ def test_mesh_has_it_too(tmp_path: Path, root: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [None, {"data": 2}, {"model": 2}], ids=["one device", "lanes", "heads"])
-def test_after_hybridlm_warmup_a_process_compiles_nothing(
-    axes: dict[str, int] | None, tmp_path: Path, root: Path
-) -> None:
+def test_after_hybridlm_warmup_a_process_compiles_nothing(axes: dict[str, int] | None, tmp_path: Path, root: Path):
     directory = write_random_checkpoint(
         "dense_base", tmp_path / "model", num_hidden_layers=2, full_attention_interval=2
     )

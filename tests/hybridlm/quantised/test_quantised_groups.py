@@ -85,9 +85,7 @@ CODES: Stored = ("F8_E4M3", np.zeros((48, 64), np.uint8))
     ({key: value for key, value in stored("gptq").items() if not key.endswith("qzeros")}, "qzeros"),
     (stored("gptq") | stored("ct-int4"), "twice"),
 ])  # fmt: skip
-def test_tensors_that_make_no_weight_are_named(
-    tmp_path: Path, tensors: dict[str, Stored], named_in_message: str
-) -> None:
+def test_tensors_that_make_no_weight_are_named(tmp_path: Path, tensors: dict[str, Stored], named_in_message: str):
     assert named_in_message in fault(tmp_path, tensors)
 
 
@@ -99,9 +97,7 @@ def test_tensors_that_make_no_weight_are_named(
     ("modelopt-nvfp4", "_scale_2", 3e37), ("modelopt-mxfp8", "_scale", 254), ("fp8-block-f32", "_scale_inv", -3e37),
     ("ct-int8", "_scale", -np.inf), ("ct-int4-order", "_g_idx", 8), ("ct-int4-order", "_g_idx", -1),
 ])  # fmt: skip
-def test_numbers_that_are_none_are_refused_with_their_tensor(
-    tmp_path: Path, layout: str, suffix: str, value: float
-) -> None:
+def test_numbers_that_are_none_are_refused_with_their_tensor(tmp_path: Path, layout: str, suffix: str, value: float):
     tensors = stored(layout)
     kind, array = tensors[A + suffix]
     array = np.array(array)

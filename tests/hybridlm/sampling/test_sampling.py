@@ -166,9 +166,7 @@ def every_setting(lanes: int) -> Sampling:
 @pytest.mark.parametrize(
     "sampling_mode", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY]
 )
-def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
-    sampling_mode: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(sampling_mode: int, monkeypatch: pytest.MonkeyPatch):
     logits = np.random.default_rng(1).normal(size=(23, 300)).astype(np.float32)
     logits[4, 5] = np.nan
     args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(sampling_mode))
@@ -189,9 +187,7 @@ def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
 
 
 @pytest.mark.long
-def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_sample_lane_by_lane_are_certified_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     directory = write_random_checkpoint("next_base", tmp_path)
     sizes: dict[str, Any] = {"lanes": 4, "context": 40, "dtype": "float32", "chunk": 4}
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}

@@ -120,9 +120,7 @@ def test_a_killed_part_continues_with_the_same_bytes(
     assert not texts.with_name(f"out.{ending}.parts").exists()
 
 
-def test_an_interrupt_writes_all_finished_texts(
-    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_writes_all_finished_texts(text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch):
     add, calls = FinishedTexts.add, iter(range(1000))
 
     def interrupted(self: FinishedTexts, *args: Any) -> None:

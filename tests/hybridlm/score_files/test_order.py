@@ -102,9 +102,7 @@ def test_unsorted_rows_take_more_and_give_the_same(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("parts", [1, 3, 5])
-def test_continues_with_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, parts: int
-) -> None:
+def test_continues_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, parts: int):
     """Two sort windows; the second has its own rows and faults."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rows: list[Any] = shuffled(prompts(4, 200), 5, 9) + [{"id": 20 + i, "text": f"{i} alone"} for i in range(20)]
@@ -145,9 +143,7 @@ def test_scores_have_the_same_bits_and_saved_tokens_are_reported(text_lm: hybrid
     assert computed[0] < 0.5 * computed[1]
 
 
-def test_saved_tokens_of_earlier_runs_count(
-    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_tokens_of_earlier_runs_count(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
     full = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
     with monkeypatch.context() as patch:

@@ -77,9 +77,7 @@ def test_rows_have_what_score_returns(
             np.testing.assert_allclose(np.reshape(row[name], values.shape), values, atol=1e-4, err_msg=name)
 
 
-def test_a_run_goes_on_with_the_same_settings_alone(
-    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_with_the_same_settings_alone(text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch):
     output, runs = texts.parent / "out.jsonl", []
     scores = text_lm.text_model.scores
 

@@ -75,9 +75,7 @@ def test_a_line_without_the_field_of_ids_is_refused(tmp_path: Path) -> None:
     assert faults == [None, "wanted: expected token ids, a list or null; found no field"]
 
 
-def test_json_lines_and_columns_of_parquet_say_the_same(
-    text_lm: hybridlm.LM, parquet: pa.Table, tmp_path: Path
-) -> None:
+def test_json_lines_and_columns_of_parquet_say_the_same(text_lm: hybridlm.LM, parquet: pa.Table, tmp_path: Path):
     rows = [ROWS[0], ROWS[4] | {"wanted": []}]
     columns = {name: [row.get(name) for row in rows] for name in ("id", "text", "prompt", "completion", "wanted")}
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")

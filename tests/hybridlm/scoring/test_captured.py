@@ -189,9 +189,7 @@ def test_memory_holds_what_is_in_flight(
     assert (in_memory[1] - in_memory[0]) - (in_files[1] - in_files[0]) > 0.8 * added
 
 
-def test_nothing_is_left_of_a_run_that_fails(
-    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_a_run_that_fails(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read = text_lm.engine.runner.read
     calls = iter(range(3))
 

@@ -352,9 +352,7 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
         (lambda: Intervention.ablate_head(0, 0, mixer="conv"), "mixer"),  # type: ignore[arg-type]
     ],
 )
-def test_what_the_model_lacks_is_refused_by_name(
-    text_lm: hybridlm.LM, make: Callable[[], Intervention], words: str
-) -> None:
+def test_what_the_model_lacks_is_refused_by_name(text_lm: hybridlm.LM, make: Callable[[], Intervention], words: str):
     steps = text_lm.engine.stats["steps"]
     with pytest.raises(ValueError, match=words):
         text_lm.score(TEXTS[:1], interventions=[make()])

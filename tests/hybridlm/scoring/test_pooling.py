@@ -56,9 +56,7 @@ def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndar
 
 
 @pytest.mark.parametrize("pooling", ["last", "first", "mean"])
-def test_common_beginnings_are_computed_once(
-    text_lm: hybridlm.LM, pooling: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_common_beginnings_are_computed_once(text_lm: hybridlm.LM, pooling: Any, monkeypatch: pytest.MonkeyPatch):
     """Sharing keeps all bits, also for texts inside another's beginning and equal texts."""
     stem, options = TEXTS[0], TEXTS[4]
     texts = [[*stem, *options[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
@@ -73,9 +71,7 @@ def test_common_beginnings_are_computed_once(
     assert gained["prefix_tokens_saved"] > total / 2
 
 
-def test_classes(
-    text_lm: hybridlm.LM, hidden: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes(text_lm: hybridlm.LM, hidden: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture):
     weight = WEIGHT[:, : text_lm.config.hidden_size]
     names = {"0": "good", "1": "bad", "2": "ugly"}
     lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight, id2label=names), **SETTINGS)

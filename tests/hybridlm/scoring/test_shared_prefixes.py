@@ -151,9 +151,7 @@ def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -
     assert same(text_lm.score(texts), want)
 
 
-def test_what_shares_a_step_does_not_depend_on_free_memory(
-    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_shares_a_step_does_not_depend_on_free_memory(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     """Steps and their order are fixed at load, whatever memory other processes take."""
     texts, engine = families(3, nested=True), text_lm.engine
     ran: list[list[int]] = []

@@ -252,9 +252,7 @@ def test_mesh_has_the_devices_of_the_target() -> None:
 
 
 @pytest.mark.parametrize(("target", "platform"), [("nvidia-h100", "cuda"), ("tpu-v5e", "tpu")])
-def test_steps_are_exported_for_the_platform_of_the_target(
-    target: str, platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_exported_for_the_platform_of_the_target(target: str, platform: str, monkeypatch: pytest.MonkeyPatch):
     """JAX exports them with all of its checks: it promises to keep every custom call."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)

@@ -35,9 +35,7 @@ def tokenizer(special: bool | None, template: str | None = None) -> Tokenizer:
     ("a <think> b\nassistant:", "yes", None, None), ("a<think>", "</think>yes</think>", "", "yes</think>"),
     ("a<think>", "", "", ""),
 ])  # fmt: skip
-def test_thoughts_and_answer(
-    special: Any, prompt: str, message: str, reasoning: str | None, answer: str | None
-) -> None:
+def test_thoughts_and_answer(special: Any, prompt: str, message: str, reasoning: str | None, answer: str | None):
     result = tokenizer(special, ASKING)
     markers, ids = markers_of(result, None), result.encode(message)
     assert markers is not None and markers == ("<think>", "</think>")

@@ -179,9 +179,7 @@ def damage(content: bytes, number: int) -> bytes:
     return content[:to] + content[index : index + 64].ljust(64, b"\0") + content[to + 64 :]
 
 
-def test_damaged_files_are_misses_with_one_line(
-    entry: Entry, store: ExecutableStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_files_are_misses_with_one_line(entry: Entry, store: ExecutableStore, caplog: pytest.LogCaptureFixture):
     full, missed = file_of(store).read_bytes(), 0
     for number in range(250):
         content = damage(full, number)
@@ -208,9 +206,7 @@ def test_entry_of_another_key_is_a_miss(store: ExecutableStore, caplog: pytest.L
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666, 0o777])
-def test_file_that_others_may_write_is_not_loaded(
-    store: ExecutableStore, mode: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_others_may_write_is_not_loaded(store: ExecutableStore, mode: int, caplog: pytest.LogCaptureFixture):
     file_of(store).chmod(mode)
     assert store.find(KEY) is None
     assert len(caplog.records) == 1 and f"{mode:o}" in caplog.records[0].getMessage()
@@ -230,9 +226,7 @@ def test_folder_that_others_may_write_is_not_used(
         assert error.value.folder
 
 
-def test_a_folder_that_cannot_be_written_is_named_once(
-    entry: Entry, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named_once(entry: Entry, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     store = ExecutableStore(tmp_path / "file" / "steps")
     assert not store.keep("1" * 64, entry) and not store.keep("2" * 64, entry)

@@ -248,9 +248,7 @@ def test_one_collective_too_few_or_too_many_is_found(busy: Any) -> None:
 @pytest.mark.parametrize(
     ("length", "unroll", "times"), [(7, 2, [3, 3, 1]), (5, 1, [5]), (4, 4, [1] * 4), (3, 9, [1] * 3)]
 )
-def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(
-    length: int, unroll: int, times: list[int]
-) -> None:
+def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(length: int, unroll: int, times: list[int]):
     def local(x):
         turn = lambda carry, _: (lax.psum(carry * x, "model"), None)
         looped = lax.scan(turn, jnp.ones_like(x), None, length=length, unroll=unroll)[0]

@@ -250,9 +250,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize(("changes", "low", "high", "right"), CUTS.values(), ids=CUTS)
-def test_slices_are_taken_for_the_array_that_they_fill(
-    changes: Mapping[str, str], low: int, high: int, right: bool
-) -> None:
+def test_slices_are_taken_for_the_array_that_they_fill(changes: Mapping[str, str], low: int, high: int, right: bool):
     text = JOIN
     for old, new in changes.items():
         text = text.replace(old, new)

@@ -79,9 +79,7 @@ def test_commands_read_entry_points_but_not_of_the_working_directory(tmp_path: P
 
 
 @pytest.mark.parametrize("module", ["raise RuntimeError('broken')", "OUTSIDE = 3"], ids=["raises", "no family"])
-def test_a_broken_entry_point_names_its_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_a_broken_entry_point_names_its_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str):
     monkeypatch.syspath_prepend(distribution(tmp_path, module=module))
     monkeypatch.delitem(sys.modules, "outside_family", raising=False)
     with pytest.raises(FamilyError, match="outside 1.2"):

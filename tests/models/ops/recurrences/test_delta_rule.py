@@ -120,9 +120,7 @@ def test_one_token_at_a_time_equals_all_at_once(channels: bool, platform: str) -
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 @PER_HEAD_AND_PER_CHANNEL
 @PLATFORMS
-def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(
-    tokens: int, channels: bool, platform: str
-) -> None:
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, channels: bool, platform: str):
     check_idle_lane(jax.jit(on_arrays(delta_rule, platform)), inputs((tokens, 0, tokens), channels=channels))
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from audited_steps import LANES, ONE, SLOTS, pool, slots, x
 from jax import lax
-from jax import numpy as jnp
-from rewritten_steps import graph_of, inputs
+from rewritten_steps import brackets, graph_of, inputs
 
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites import DropDead, Rebatch
@@ -19,15 +18,6 @@ from ir_passes.rewrites.graph import Graph, Pass
 
 PASSES: tuple[Pass, ...] = (Rebatch(), DropDead())
 MUTANTS = 40
-
-
-def brackets(pool, slots, x):
-    out = jnp.zeros((LANES, 16))
-    for i, slot in enumerate(slots):
-        row = jnp.tanh(pool[slot]) * 0.5 + x[i]
-        pool = pool.at[slot].set(row)
-        out = out.at[i].set(row[0])
-    return pool, out
 
 
 def parts(pool, slots, x):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from audited_steps import LANES, ONE, ROW, SLOTS, per_sequence_loop, pool, slots, x
 from jax import lax
-from rewritten_steps import assert_same, copies, graph_of, primitives, rewrite
+from rewritten_steps import assert_same, brackets, copies, graph_of, primitives, rewrite
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.contract.declared import rowwise
@@ -20,16 +20,6 @@ from ir_passes.rewrites.same_work import SameWork
 ARGS = (pool(), slots(), x())
 ROWS = LaneContract((Pool("p"), Shared(), Lane()), (Pool("p"), Lane()))
 FORK = LaneContract((Pool("p"), SlotMap("p", SLOTS, "read"), SlotMap("p", SLOTS, "write"), Lane()), ONE.outputs)
-
-
-def brackets(pool, slots, x):
-    """Rows are written by `.at` and results collected, starting with lane 0 alone."""
-    out = jnp.zeros((LANES, 16))
-    for i, slot in enumerate(slots):
-        row = jnp.tanh(pool[slot]) * 0.5 + x[i]
-        pool = pool.at[slot].set(row)
-        out = out.at[i].set(row[0])
-    return pool, out
 
 
 def added_twice(pool, slots, x):

@@ -18,7 +18,6 @@ from audited_steps import (
     TWO_SWAPPED,
     Step,
     copied_whole,
-    fori_loop,
     gather_compute_scatter,
     masked_whole,
     per_sequence_loop,
@@ -181,42 +180,6 @@ def test_every_temporary_moved_onto_a_live_neighbour_is_found() -> None:
             assert kinds & {FindingKind.OVERLAP, FindingKind.MISPLACED}, f"{item} onto {other}"
             tried += 1
     assert tried > 5
-
-
-def overlapping(step: Step) -> tuple[Executable, set[FindingKind | MeasuredFault]]:
-    """A scratch value moved onto its operand: touching ends, partial overlaps."""
-    executable = step.executable()
-    live = live_values(executable)
-    for value in live.values:
-        for operand in value.instruction.operands:
-            for reference in live.of[operand].values():
-                other = live.values[reference]
-                if value.slice and other.slice and other.stop == value.start and other.slice.size > 8:
-                    if executable.buffers.allocations[other.slice.allocation].is_temp:
-                        place = Slice(other.slice.allocation, other.slice.offset + 4, value.slice.size)
-                        broken = moved(executable, (value.instruction.id, value.index), place)
-                        findings = audit_executable(broken, step.bound()).findings
-                        return broken, {finding.kind for finding in findings}
-    raise AssertionError("no value of this step ends in another's definition")
-
-
-def test_values_that_touch_in_time_may_only_share_identical_bytes() -> None:
-    _, result = overlapping(RIGHT["gather, compute, scatter"])
-    assert FindingKind.OVERLAP in result
-
-
-def test_loop_that_hands_over_other_bytes() -> None:
-    step = Step(fori_loop, ONE, ARGS)
-    executable = step.executable()
-    loop = next(instruction for instruction in executable.module.instructions.values() if instruction.opcode == "while")
-    index, place = next(
-        (p, place)
-        for p, place in executable.buffers.slices.items()
-        if p[0] == loop.id and p[1] and executable.buffers.allocations[place.allocation].parameter is not None
-    )
-    broken = moved(executable, index, dataclasses.replace(place, offset=place.offset + 64))
-    findings = audit_executable(broken, step.bound()).findings
-    assert FindingKind.CARRY_MOVED in {finding.kind for finding in findings}
 
 
 def test_what_a_loop_ends_with_outlives_its_condition() -> None:

@@ -47,7 +47,6 @@ class ModelWeights:
     Attributes:
         config: config of the whole model.
         dtype: dtype of the matrices.
-        placement: the devices.
         types: shape, dtype and sharding of each parameter in memory, by name.
     """
 

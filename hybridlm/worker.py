@@ -66,7 +66,6 @@ def probed_session(
     """Return requests with their reads and changes inside the model, and a session for them.
 
     Args:
-        model: generates.
         requests: requests of a call, `n` for each prompt.
         probes: reads and changes inside the model.
         n: completions of a prompt.

@@ -21,7 +21,6 @@ def content_fingerprint(params: Mapping[str, Array], description: str) -> str:
     change. The same weights have another fingerprint over a mesh with another order of their parts.
 
     Args:
-        params: by name.
         description: description of everything else that the fingerprint covers.
 
     Returns:

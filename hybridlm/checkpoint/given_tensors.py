@@ -26,7 +26,6 @@ class GivenTensors(TensorFile):
         where: name of their source, for errors.
 
     Attributes:
-        path: that name.
         tensors: dtype and shape of each; a dtype other than a float of 16 or 32 bits has NumPy's name.
     """
 

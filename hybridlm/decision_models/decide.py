@@ -22,7 +22,6 @@ class Decider:
     """A model that answers typed questions.
 
     Attributes:
-        prompts: its prompts.
         head: scores options.
         read: (token ids of texts, places of each) -> the residual stream there.
         context: maximum number of tokens of a prompt.

@@ -60,7 +60,6 @@ def quantised_tensor(
     Args:
         members: role -> name: "codes", and of "scale", "inverse", "global", "zero", "order", "shape" those there are.
         tensors: name -> header entry.
-        read: reads a tensor.
         hints: from the configuration.
 
     Raises:

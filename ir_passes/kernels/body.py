@@ -120,7 +120,6 @@ def run_body(
     """Run a kernel's body, or an index map; return its results, and change its references.
 
     Args:
-        jaxpr: the program.
         args: an array or `Ref` for each of its inputs.
         ids: number of the step along each grid axis.
         grid: length of each grid axis; an array for a computed length.

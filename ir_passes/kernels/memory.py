@@ -81,7 +81,6 @@ class Copy:
     """A running copy.
 
     Attributes:
-        source, target: references.
         indexers: of the place in the target.
         semaphore: signals the end.
         value: the copied array.

@@ -22,7 +22,7 @@ from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import Question, TextQuestion
-from hybridlm.scoring.hidden import read_hidden
+from hybridlm.scoring.pooling import read_hidden
 from hybridlm.scoring.scorer import scores
 from hybridlm.session import Event, Session, ToRequest
 from hybridlm.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.validation import check_length, located
-from hybridlm.scoring.hidden import ReadText
+from hybridlm.scoring.pooling import ReadText
 
 Answers = dict[str, Answer]
 """Name of a question -> its answer."""

@@ -12,8 +12,8 @@ import jax
 
 from ir_passes.jaxpr import jax_private
 from ir_passes.xla_audit import hlo_schema
+from ir_passes.xla_audit.collectives import read_groups
 from ir_passes.xla_audit.damage import HloError, hlo_errors
-from ir_passes.xla_audit.device_groups import read_groups
 from ir_passes.xla_audit.program import (
     Allocation,
     Array,

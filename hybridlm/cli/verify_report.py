@@ -177,6 +177,9 @@ def _print(report: TargetReport, console: Console) -> None:
     for why in dict.fromkeys(step.certificate.not_audited for step in report.steps if step.certificate is not None):
         if why is not None:
             console.print(Text(f"not audited: {why}"))
+    for step in report.steps:
+        if step.uncounted:
+            console.print(Text(f"{step.name}: reads of {', '.join(step.uncounted)} are as declared, not counted"))
     took = sum(step.certificate.seconds.compile for step in report.steps if step.certificate is not None)
     console.print(Text(f"XLA compiled for {took:.0f} s"))
     stored = sum(step.reused for step in report.steps)
@@ -201,7 +204,7 @@ def _cells(step: StepReport) -> tuple[str | Text, ...]:
         audited,
         str(len(certificate.copies)),
         format_bytes(step.scratch),
-        str(step.kernels),
+        f"{step.kernels} + {step.repeated}" if step.repeated else str(step.kernels),
         format_bytes(step.moved),
         "" if floor is None else f"{step.moved / floor:.2f}",
         "" if floor is None else f"{step.flops / 1e9:,.3g}",

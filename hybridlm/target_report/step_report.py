@@ -15,6 +15,7 @@ from flax import nnx
 
 from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.target_report.kernel_reads import counted_kernels, known_inputs
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
@@ -120,6 +121,7 @@ class StepReport:
         failed: why XLA did not compile it; None if it did.
         certificate: certificate of the compiled step.
         kernels: runs of operations outside loops with a data-dependent number of iterations.
+        repeated: runs of operations in those loops, in all iterations.
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with this many iterations.
@@ -128,6 +130,7 @@ class StepReport:
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
         tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
         largest: the operations that move most.
+        uncounted: GPU kernels whose reads are as declared, because the lengths do not determine their loops.
         reused: the report was kept from an earlier compilation.
     """
 
@@ -137,6 +140,7 @@ class StepReport:
     failed: str | None
     certificate: Certificate | None
     kernels: int
+    repeated: int
     turns: int
     moved: int
     flops: int
@@ -146,6 +150,7 @@ class StepReport:
     moved_seconds: float | None
     tokens_per_second: float | None
     largest: tuple[ScheduledKernel, ...]
+    uncounted: tuple[str, ...] = ()
     reused: bool = False
 
     @property
@@ -167,30 +172,41 @@ class StepReport:
 def failed_report(shape: AnyShape, why: str) -> StepReport:
     """Return the report of a step that XLA did not compile."""
     lanes, tokens = _sizes(shape)
-    return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, None, None, None, None, None, ())
+    return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, 0, None, None, None, None, None, ())
 
 
-def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target: Target, context: int) -> StepReport:
+def step_report(
+    shape: AnyShape,
+    step: CompiledStep,
+    floor: Floor | None,
+    target: Target,
+    context: int,
+    arguments: tuple[Any, ...] | None = None,
+) -> StepReport:
     """Return the report of a compiled step.
 
     Args:
         step: compiled for the target.
         floor: floor of the step; None for moves of rows.
-        context: positions of each lane, for loops over blocks of the KV cache.
+        context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
+        arguments: example arguments of the step; with them the reads of its kernels are counted.
     """
-    kernels, (lanes, tokens) = step.kernels, _sizes(shape)
+    (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
+    if arguments is not None and isinstance(shape, Shape):
+        kernels, uncounted = counted_kernels(kernels, step.jaxpr, known_inputs(shape, arguments, context), target.cache)
     visited = turn_blocks(cache_positions(context) // KV_BLOCK, target.platform)
     turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0
     repeated = [kernel for kernel in kernels.kernels if kernel.loop is not None and FURTHER_PASSES not in kernel.loop]
+    runs = turns * sum(kernel.times for kernel in repeated)
     moved = kernels.moved + turns * sum(kernel.moved for kernel in repeated)
     flops = kernels.flops + turns * sum(kernel.times * kernel.flops for kernel in repeated)
     floor_seconds = None if floor is None else _least(floor, _peak(kernels, target), target.bandwidth)
     data = lanes * (tokens if isinstance(shape, Shape) and shape.step != "verify" else 1)
     return StepReport(
-        str(shape), lanes, tokens, None, step.certificate, kernels.count, turns, moved, flops,
+        str(shape), lanes, tokens, None, step.certificate, kernels.count, runs, turns, moved, flops,
         None if floor is None else floor.moved, None if floor is None else floor.flops, floor_seconds,
         moved / target.bandwidth if target.bandwidth else None, data / floor_seconds if floor_seconds else None,
-        kernels.largest(MAX_LARGEST),
+        kernels.largest(MAX_LARGEST), uncounted,
     )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
         return failed_report(shape, f"XLA does not compile it for {target.name}: {str(error).strip().splitlines()[0]}")
     model = engine.row_arrays.model
     floor = floor_of(model, shape, engine.placement, engine.row_arrays.dtype, engine.context)
-    report = step_report(shape, step, floor, target, engine.context)
+    report = step_report(shape, step, floor, target, engine.context, engine.example_arguments(shape))
     if name is not None and store is not None and not report.faults:
         try:
             store.write_file(name, to_json(report, checksum=True).encode())

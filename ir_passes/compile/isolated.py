@@ -62,8 +62,9 @@ def isolated(
 
     Args:
         contract: the owner of each argument and result.
-        static_argnums, static_argnames: arguments with values that are part of the program, as for `jax.jit`; they are
+        static_argnums: positions of arguments with values that are part of the program, as for `jax.jit`; they are
             hashable and have no entry in the contract. Repeat the static arguments of a jitted function here.
+        static_argnames: names of such arguments.
 
     Raises:
         ValueError: `certify` is not "error", "warn" or "off".

@@ -153,7 +153,7 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
             array(lanes, 4, dtype=I32), array(lanes, 4, dtype=jnp.bool_),
         ),
         "experts": (
-            partial(expert_dot, platform="gpu", kernels="auto"), array(512, 256), array(16, 128, 256),
+            partial(expert_dot, devices=GPU), array(512, 256), array(16, 128, 256),
             array(512, dtype=I32),
         ),
     }  # fmt: skip

@@ -12,8 +12,7 @@ from rich.text import Text
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli.options import Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
-from hybridlm.cli.verify_report import Cells, VerifyReport
-from hybridlm.cli.verify_target import verify_target
+from hybridlm.cli.verify_report import Cells, VerifyReport, verify_target
 from hybridlm.devices.mesh import abstract_mesh
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import STEP_OPTIONS, EngineConfig

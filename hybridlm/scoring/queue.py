@@ -197,7 +197,6 @@ class TextPart(NamedTuple, Generic[T]):
     """Part of a text in one step.
 
     Attributes:
-        lane, text: the lane and its text.
         first, count: `count` predicted tokens from token `first` on; the step begins with the token before `first`.
         reads: reads inside the model; None without reads.
         last: whether the text ends with this part.

@@ -44,8 +44,6 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
 
     Args:
         model: the model on one device; its parameters may be abstract.
-        shape: the step.
-        placement: the devices.
         cache_dtype: dtype of convolution states and KV cache.
         context: positions of each lane after a step that generates or verifies; prompts and texts begin at 0.
     """
@@ -188,10 +186,8 @@ def step_report(
     """Return the report of a compiled step.
 
     Args:
-        shape: shape of the step.
         step: compiled for the target.
         floor: floor of the step; None for moves of rows.
-        target: the machine.
         context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
         arguments: example arguments of the step; with them the reads of its kernels are counted.
     """

@@ -43,7 +43,6 @@ class TargetReport:
         family, dtype: of the model, and of its matrices.
         lanes, context, chunk: as of `load`.
         fit: None where the memory of the device is unknown.
-        steps: every step.
     """
 
     target: str

@@ -47,7 +47,6 @@ class Interpreter:
     """One run over a step.
 
     Args:
-        lanes: N.
         judge: compares labels.
         named: the rows of each pool of pages that lanes name (`paged.Named`).
         opaque: declared operations by name.

@@ -76,8 +76,6 @@ def settle(
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 
     Args:
-        run: the interpreter.
-        where: the write.
         tags: tags of the written values.
         shape: 1 along every axis that belongs to one row.
         holders: the lane that owns the written rows, UNKNOWN if the lane is not known.

@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from typer.testing import CliRunner, Result
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli import verify_target
+from hybridlm.cli import verify_report
 from hybridlm.cli.main import app
 from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
@@ -306,7 +306,7 @@ CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
-    monkeypatch.setattr(verify_target, "shapes_of", lambda engine: SHAPES)
+    monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
     assert "generate 4x1" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
@@ -319,7 +319,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
     found = from_json(TargetReport, result.output)
     assert result.exit_code == 0 and found.good and len(found.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
-    monkeypatch.setattr(verify_target, "read_target", lambda name: small)
+    monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
 

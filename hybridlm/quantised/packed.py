@@ -136,8 +136,8 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         return PackedArrays(form, stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
     scale = tensor.scales(read)
     if tensor.scheme == "llm-int8":
-        whole = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
-        return PackedArrays(form, stored, scale[..., None].astype(scale_type), whole)
+        factor = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
+        return PackedArrays(form, stored, scale[..., None].astype(scale_type), factor)
     if tensor.scheme == "fp8-block":
         height, width = tensor.block
         scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))

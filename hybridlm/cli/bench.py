@@ -26,7 +26,7 @@ from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
 from hybridlm.programs.shapes import Shape
-from hybridlm.target_report.floor import floor_of
+from hybridlm.target_report.step_report import floor_of
 
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]

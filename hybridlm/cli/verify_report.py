@@ -1,6 +1,5 @@
-"""Reports of `hybridlm verify`: a table row for each compiled or planned step."""
+"""Report of `hybridlm verify`: a table row for each compiled or planned step."""
 
-from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,19 @@ from ir_passes import Certificate
 from ir_passes.compile.planned_step import PlannedStep
 
 Cells = tuple[str | Text, ...]
+COMPILED = ("equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
+PLANNED = ("equations", "proved", "scratch", "state of a row", "seconds")
+EXCHANGES = ("exchanges", "sent by each")
+"""Headings of compiled and planned steps, and the last ones over a mesh."""
 
 
-class VerifyReport(ABC):
-    """A report on the steps of an engine.
+class VerifyReport:
+    """A report on the steps of an engine: proved, compiled and audited, or without weights proved and planned.
 
     Args:
         engine: engine of the steps.
-        columns: headings behind those that name the step; over a mesh two on what devices exchange follow.
+        planned: the steps are planned, not compiled.
+        out: directory for the certificates of compiled steps as JSON, or None.
 
     Attributes:
         headings: headings of all columns.
@@ -30,54 +34,31 @@ class VerifyReport(ABC):
         exchanged: name of each step so far -> its exchanges between devices, in words; empty without a mesh.
     """
 
-    title: str | None = None
-
-    def __init__(self, engine: Engine, *columns: str):
-        self._engine, self._over_mesh = engine, engine.placement.mesh is not None
-        self.headings = (*columns, "exchanges", "sent by each") if self._over_mesh else columns
+    def __init__(self, engine: Engine, planned: bool = False, out: Path | None = None):
+        self._engine, self.planned, self._out = engine, planned, out
+        self._over_mesh = engine.placement.mesh is not None
+        self.headings = (PLANNED if planned else COMPILED) + EXCHANGES * self._over_mesh
         self.found: list[Any] = []
         self.exchanged: dict[str, tuple[str, ...]] = {}
-
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """The line that is printed if no step has a fault."""
-
-    @abstractmethod
-    def cells(self, shape: AnyShape) -> Cells:
-        """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
-
-    def exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
-        """Return the number of collectives of a step and their bytes per device."""
-        if not self._over_mesh:
-            return ()
-        self.exchanged[str(shape)] = step.exchanged
-        count = sum(collective.times or 0 for collective in step.collectives)
-        if step.sent is None:
-            return f"at least {count}", "as loops decide"
-        return str(count), format_bytes(step.sent)
-
-
-class CompiledReport(VerifyReport):
-    """Report on steps that are proved, compiled and audited.
-
-    Args:
-        engine: engine of a loaded model.
-        out: directory for the certificates as JSON, or None.
-    """
-
-    def __init__(self, engine: Engine, out: Path | None):
-        super().__init__(engine, "equations", "proved", "audited", "copies", "scratch", "seconds", "checks")
-        self._out = out
+        self.title: str | None = None
+        if planned:
+            numbers, size = engine.parameters_on_a_device
+            each = " on each device" if self._over_mesh else ""
+            self.title = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B{each}; rows of {engine.context} positions"
 
     @property
     def summary(self) -> str:
-        """Return the verdict on all steps so far, for the report's last line."""
-        missing = sum(report.not_audited is not None for report in self.found)
+        """The verdict on all steps so far, for the last line if no step has a fault."""
+        if self.planned:
+            return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
+        missing = sum(certificate.not_audited is not None for certificate in self.found)
         return f"proved, and {missing} of them NOT AUDITED" if missing else "proved and audited"
 
     def cells(self, shape: AnyShape) -> Cells:
-        """Compile a step, keep its certificate, and return its row of the table."""
+        """Check a step and return its columns; raise IsolationError or AuditError if it is refused."""
+        return self._planned_cells(shape) if self.planned else self._compiled_cells(shape)
+
+    def _compiled_cells(self, shape: AnyShape) -> Cells:
         certificate = self._engine.program(shape).certificate
         self.found.append(certificate)
         if self._out is not None:
@@ -91,33 +72,10 @@ class CompiledReport(VerifyReport):
             f"{memory.temp:,} B",
             f"{seconds.compile:.1f}",
             f"{seconds.checking:.0%}",
-            *self.exchanges(shape, certificate),
+            *self._exchanges(shape, certificate),
         )
 
-
-def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
-    """Write a certificate as JSON, named for its step; create the directory."""
-    out.mkdir(parents=True, exist_ok=True)
-    with replacing(out / f"{step.replace(' ', '-')}.json") as file:
-        file.buffer.write(certificate.to_json().encode())
-
-
-class PlannedReport(VerifyReport):
-    """Report on steps without weights: proved and planned, but not compiled."""
-
-    def __init__(self, engine: Engine):
-        super().__init__(engine, "equations", "proved", "scratch", "state of a row", "seconds")
-        numbers, size = engine.parameters_on_a_device
-        each = " on each device" if self._over_mesh else ""
-        self.title = f"{numbers / 1e9:.2f}e9 parameters, {size:,} B{each}; rows of {engine.context} positions"
-
-    @property
-    def summary(self) -> str:
-        """Return the verdict on all steps so far, for the report's last line."""
-        return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
-
-    def cells(self, shape: AnyShape) -> Cells:
-        """Prove and plan a step without compiling it, and return its row of the table."""
+    def _planned_cells(self, shape: AnyShape) -> Cells:
         step = self._engine.planned(shape)
         self.found.append(step)
         return (
@@ -126,5 +84,22 @@ class PlannedReport(VerifyReport):
             f"{step.plan.lower_bound:,} B",
             f"{self._engine.row_bytes_on_a_device:,} B",
             f"{sum(step.seconds.values()):.1f}",
-            *self.exchanges(shape, step),
+            *self._exchanges(shape, step),
         )
+
+    def _exchanges(self, shape: AnyShape, step: Certificate | PlannedStep) -> Cells:
+        """Return the number of collectives of a step and their bytes per device."""
+        if not self._over_mesh:
+            return ()
+        self.exchanged[str(shape)] = step.exchanged
+        count = sum(collective.times or 0 for collective in step.collectives)
+        if step.sent is None:
+            return f"at least {count}", "as loops decide"
+        return str(count), format_bytes(step.sent)
+
+
+def write_certificate(out: Path, step: str, certificate: Certificate) -> None:
+    """Write a certificate as JSON, named for its step; create the directory."""
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(out / f"{step.replace(' ', '-')}.json") as file:
+        file.buffer.write(certificate.to_json().encode())

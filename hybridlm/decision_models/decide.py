@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.decision_models.heads import OptionHead
+from hybridlm.decision_models.heads import LabelHead, SlotHead
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
 from hybridlm.requests.finite import require_finite
@@ -29,7 +29,7 @@ class Decider:
     """
 
     prompts: Prompts
-    head: OptionHead
+    head: LabelHead | SlotHead
     read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[ReadText]]
     context: int
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from hybridlm.quantised import bitsandbytes, torchao
-from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
 

@@ -11,7 +11,7 @@ from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
-    from hybridlm.drafting.drafts import Drafting
+    from hybridlm.drafting.acceptance import Drafting
 
 FinishReason = Literal["stop", "length", "cancelled"]
 

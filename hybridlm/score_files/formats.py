@@ -3,6 +3,7 @@
 import stat
 import zlib
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -118,10 +119,9 @@ def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
 
         return ParquetScores
     from hybridlm.score_files.csv_rows import CsvScores
-    from hybridlm.score_files.jsonl import Compressed, JsonScores
+    from hybridlm.score_files.jsonl import JsonScores
 
-    plain = CsvScores if ending.startswith(".csv") else JsonScores
-    return (lambda ids, columns: Compressed(plain(ids, columns))) if ending.endswith(".gz") else plain
+    return partial(CsvScores if ending.startswith(".csv") else JsonScores, gzipped=ending.endswith(".gz"))
 
 
 def format_version(path: Path) -> str:

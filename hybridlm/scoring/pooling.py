@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -40,18 +40,6 @@ class Classification:
         return powers / powers.sum(axis=1, keepdims=True)
 
 
-class Pooled(NamedTuple):
-    """Vectors of texts.
-
-    Attributes:
-        vectors: float32 [texts, hidden].
-        wrong: number of a text -> index of its first token with numbers that are not finite.
-    """
-
-    vectors: np.ndarray
-    wrong: dict[int, int]
-
-
 def pooled(
     engine: Engine,
     texts: Sequence[tuple[int, ...]],
@@ -59,10 +47,11 @@ def pooled(
     pooling: Pooling,
     normalised: bool,
     full_lanes: bool = False,
-) -> Pooled:
+) -> tuple[np.ndarray, dict[int, int]]:
     """Return a vector for each text: its residual stream after the final norm, pooled.
 
-    A text has the same vector alone, in steps of this shape.
+    The vectors are float32 [texts, hidden]. Also return the index of the first token with numbers that are not finite,
+    by the number of its text. A text has the same vector alone, in steps of this shape.
 
     Args:
         engine: runs the steps.
@@ -81,7 +70,7 @@ def pooled(
         # A vector of zeros has no direction.
         length = max(float(np.sqrt((vector * vector).sum())), 1e-12) if normalised else 1.0
         vectors[i] = vector / length
-    return Pooled(vectors, {i: text.first_wrong for i, text in enumerate(read) if text.first_wrong is not None})
+    return vectors, {i: text.first_wrong for i, text in enumerate(read) if text.first_wrong is not None}
 
 
 def check_pooling(pooling: object) -> None:
@@ -93,7 +82,7 @@ def check_pooling(pooling: object) -> None:
 def classes(
     engine: Engine, texts: Sequence[tuple[int, ...]], head: Classifier, full_lanes: bool = False
 ) -> tuple[Classification, dict[int, int]]:
-    """Classify texts by their last tokens; also return the wrong texts of `Pooled`.
+    """Classify texts by their last tokens; also return the wrong tokens of `pooled`.
 
     Args:
         engine: runs the steps.
@@ -101,10 +90,10 @@ def classes(
         head: head of the checkpoint.
         full_lanes: use all lanes for any number of texts.
     """
-    read = pooled(engine, texts, head.weight.shape[1], "last", False, full_lanes)
-    logits = class_logits(head.weight, read.vectors)
+    vectors, wrong = pooled(engine, texts, head.weight.shape[1], "last", False, full_lanes)
+    logits = class_logits(head.weight, vectors)
     overflown = np.flatnonzero(~np.isfinite(logits).all(axis=1)).tolist()
-    return Classification(logits, head.labels), {i: len(texts[i]) - 1 for i in overflown} | read.wrong
+    return Classification(logits, head.labels), {i: len(texts[i]) - 1 for i in overflown} | wrong
 
 
 def class_logits(weight: np.ndarray, vectors: np.ndarray) -> np.ndarray:

@@ -22,8 +22,7 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
 from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
 from hybridlm.target_report.fit import Fit, fit_of
-from hybridlm.target_report.floor import floor_of
-from hybridlm.target_report.step_report import StepReport, failed_report, step_report
+from hybridlm.target_report.step_report import StepReport, failed_report, floor_of, step_report
 from ir_passes import CertificationWarning
 from ir_passes.files.record import from_json, to_json
 from ir_passes.files.store import FileStore

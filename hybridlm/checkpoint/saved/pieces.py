@@ -81,7 +81,7 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
         start = [0] * array.ndim
         for sharded, part, _ in piece:
             start[sharded.dim] = sum(segment.size for segment in sharded.segments[:part])
-        pieces.append(SavedPiece(tuple(start), _piece(array, shape, piece)))
+        pieces.append((tuple(start), _piece(array, shape, piece)))
     return tuple(shape), pieces
 
 

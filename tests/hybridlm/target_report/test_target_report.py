@@ -29,8 +29,7 @@ from hybridlm.programs.shapes import CopyShape, Shape
 from hybridlm.progress import counting_progress
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
-from hybridlm.target_report.floor import Floor, floor_of
-from hybridlm.target_report.step_report import step_report
+from hybridlm.target_report.step_report import Floor, floor_of, step_report
 from ir_passes.compile import exported
 from ir_passes.files.record import from_json
 from ir_passes.jaxpr import ir

@@ -18,7 +18,7 @@ from mutants import (
     unnamed,
     verification,
 )
-from mutants.kernels import declared, grid_kernels, read_kernels, whole_kernels
+from mutants.kernels import buffered_kernels, declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
 from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
@@ -44,6 +44,7 @@ THEMES = (
     read_kernels,
     whole_kernels,
     grid_kernels,
+    buffered_kernels,
     unnamed,
     idle,
     lost_facts,

@@ -19,7 +19,7 @@ from zoo import (
     token_neighbours,
     verification,
 )
-from zoo.kernels import grid_kernels, read_kernels, whole_kernels
+from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
 from zoo.tokens import token_indices, token_scans, token_sums
@@ -44,6 +44,7 @@ THEMES = (
     read_kernels,
     whole_kernels,
     grid_kernels,
+    buffered_kernels,
     speculative,
     sharded,
     sharded_experts,

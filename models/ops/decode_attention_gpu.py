@@ -222,9 +222,7 @@ def decode_attention(
     whole, by_slot = pl.BlockSpec(memory_space=pl.ANY), slots is not None
     sizes = key_parts(size, value_size, value is None)
     top, total, out = gpu_call(
-        partial(
-            decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, by_slot=by_slot
-        ),
+        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, by_slot=by_slot),
         pl.GridSpec(
             grid=(lanes, kv_heads, parts),
             in_specs=[

@@ -140,9 +140,7 @@ def test_rows_by_slot_are_proved_in_the_kernel_and_outside(kind: str, kernels: s
         return attend(query, caches, index, valid, CONTEXT // 128, size, devices, rows), caches
 
     pool = Pool("rows", dims=("lane", "kv_head", "context", "value"))
-    contract = LaneContract(
-        (pool, Lane(), Lane(), Lane(), SlotMap("rows", len(pools.key), null=False)), (Lane(), pool)
-    )
+    contract = LaneContract((pool, Lane(), Lane(), Lane(), SlotMap("rows", len(pools.key), null=False)), (Lane(), pool))
     args = pools, query, *rest, slots
     proof = prove_isolation(step, args, contract)
     assert any(note.about.startswith(KERNEL.name) for note in proof.notes) == (kernels == "interpret")

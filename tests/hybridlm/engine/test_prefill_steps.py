@@ -90,7 +90,7 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
         ({0: [20, 200]}, ["4x32", "1x128", "1x32", "1x8"]),  # the second prompt goes on in steps of one lane
         # The first prompt goes on in a step of four lanes and then in steps of one.
         ({0: [300], 1: [20]}, ["1x128", "4x32", "1x128", "1x32"]),
-        ({0: [20, 20, 20, 20], 3: [20]}, ["4x32"]),  # the last prompt waits for a row
+        ({0: [20, 20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt waits for a row
         ({0: [20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt is late, the others decode
     ],
     ids=str,

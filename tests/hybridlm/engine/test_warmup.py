@@ -32,8 +32,8 @@ def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
 def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     seconds = lm.warmup(every_bucket=True)
     buckets = (1, 2)
-    shapes = {str(Shape("generate", lanes, tokens)) for lanes in buckets for tokens in (1, 5)}
-    shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in buckets}
+    shapes = {str(Shape("generate", lanes, tokens, lanes)) for lanes in buckets for tokens in (1, 5)}
+    shapes |= {str(Shape("score", lanes, 5, lanes, 0)) for lanes in buckets}
     shapes |= {str(CopyShape(source, target)) for source in buckets for target in buckets}
     shapes |= {f"{way} {bucket}" for bucket in buckets for way in PARTS}
     assert set(seconds) == shapes and all(took > 0 for took in seconds.values())
@@ -58,7 +58,7 @@ def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     """The compiled HLO has the operations of the step alone, jitted with its state donated, of the same types."""
-    shape = Shape("generate", 1, 1)
+    shape = Shape("generate", 1, 1, 1)
     step, _ = lm.engine.programs.step(shape)
     plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
     found, expected = (operations(one) for one in (lm.engine.program(shape).compiled, plain))

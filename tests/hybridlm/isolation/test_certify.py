@@ -101,8 +101,8 @@ def shout(logits: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array
 
 
 def test_names_of_shapes() -> None:
-    assert str(Shape("generate", 8, 1)) == "generate 8x1"
-    assert str(Shape("generate", 8, 1, 0)) == "generate 8x1 top=0"
-    assert str(Shape("score", 4, 128, 0)) == "score 4x128"
-    assert str(Shape("score", 4, 128, 2)) == "score 4x128 top=2"
-    assert str(Shape("generate", 2, 1, None, shout)) == "generate 2x1 processor=shout"
+    assert str(Shape("generate", 8, 1, 8)) == "generate 8x1"
+    assert str(Shape("generate", 8, 1, 8, 0)) == "generate 8x1 top=0"
+    assert str(Shape("score", 4, 128, 4, 0)) == "score 4x128"
+    assert str(Shape("score", 4, 128, 4, 2)) == "score 4x128 top=2"
+    assert str(Shape("generate", 2, 1, 2, None, shout)) == "generate 2x1 processor=shout"

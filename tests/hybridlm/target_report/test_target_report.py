@@ -43,7 +43,7 @@ from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float32"}
-SHAPES = DECODE, COPY = Shape("generate", 4, 1), CopyShape(4, 4)
+SHAPES = DECODE, COPY = Shape("generate", 4, 1, 4), CopyShape(4, 4)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_floor_of_experts_and_keys() -> None:
     table = 97 * 32
     kept = model.state_size(found.row_arrays.dtype)
     vectors = sum(one.size for one in found.params if one.ndim < 2)
-    one = floor(found, Shape("generate", 1, 1))
+    one = floor(found, Shape("generate", 1, 1, 1))
     stored = sum(one.size * one.dtype.itemsize for one in found.params)
     assert every > experts == 2 * 8 * 3 * 16 * 32
     cached = kept.token * (2 * KV_BLOCK + 1)
@@ -117,7 +117,7 @@ def test_floor_of_experts_and_keys() -> None:
 def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
     """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
-    shape = Shape("generate", 1, 1)
+    shape = Shape("generate", 1, 1, 1)
     before, after = floor(plain, shape), floor(packed, shape)
     assert after.flops == before.flops
     saved = 0
@@ -131,7 +131,7 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
 
 def test_floor_of_prompts_samples_one_token() -> None:
     found = engine("dense_interval")
-    prompt, score = floor(found, Shape("generate", 4, 8)), floor(found, Shape("score", 4, 8, 0))
+    prompt, score = floor(found, Shape("generate", 4, 8, 4)), floor(found, Shape("score", 4, 8, 4, 0))
     head = 97 * 32
     assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
     assert floor_of(found.row_arrays.model, COPY, found.placement, found.row_arrays.dtype, 256) is None
@@ -282,7 +282,7 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     found = engine("sparse_base", target)
-    for shape in (DECODE, Shape("generate", 4, 8), COPY):
+    for shape in (DECODE, Shape("generate", 4, 8, 4), COPY):
         step, _ = found.programs.step(shape)
         program = jax.make_jaxpr(step)(*found.example_arguments(shape))
         written = [one for one in ir.all_eqns(program.jaxpr) if one.primitive.name == "scatter"]

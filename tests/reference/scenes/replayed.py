@@ -76,7 +76,7 @@ class Replayed:
 
     def _replay(self, texts: list[list[int]]) -> None:
         engine = self.lm.engine
-        rows, shape = engine.new_rows(engine.lanes), Shape("generate", engine.lanes, 1)
+        rows, shape = engine.new_rows(engine.lanes), Shape("generate", engine.lanes, 1, engine.lanes)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]

@@ -113,7 +113,9 @@ class Steps:
         """(accepted, sampled, rows)"""
         drafts = [lane.drafts for lane in lanes]
         feeds, owners = [lane.feed for lane in lanes], [lane.owner for lane in lanes]
-        (accepted, sampled), rows = self.run(Shape("verify", self.lanes, self.tokens), rows, feeds, owners, drafts)
+        (accepted, sampled), rows = self.run(
+            Shape("verify", self.lanes, self.tokens, self.lanes), rows, feeds, owners, drafts
+        )
         return np.asarray(accepted), np.asarray(sampled.token), rows
 
     def read(self, rows: Rows, texts: Sequence[Sequence[int]]) -> Rows:
@@ -121,7 +123,7 @@ class Steps:
         for start in range(0, max(map(len, texts)), CHUNK):
             parts = [tuple(text[start : start + CHUNK]) for text in texts]
             feeds = [Feed(part, start) if part else None for part in parts]
-            _, rows = self.run(Shape("generate", self.lanes, CHUNK), rows, feeds, [None] * self.lanes)
+            _, rows = self.run(Shape("generate", self.lanes, CHUNK, self.lanes), rows, feeds, [None] * self.lanes)
         return rows
 
     def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
@@ -134,7 +136,7 @@ class Steps:
                 for lane, count in zip(scene.lanes, scene.accepted, strict=True)
             ]
             if any(feeds):
-                out, rows = self.run(Shape("generate", self.lanes, 1), rows, feeds, owners)
+                out, rows = self.run(Shape("generate", self.lanes, 1, self.lanes), rows, feeds, owners)
                 sampled[:, place] = np.where([feed is not None for feed in feeds], out.token, -1)
         return sampled, rows
 

@@ -187,7 +187,7 @@ class Faulty:
     def wrong(self, id: str) -> str:
         """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
         which = jnp.int32(self._ids.index(id))
-        shape = Shape("verify", self._steps.lanes, self._steps.tokens)
+        shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
         self._steps._programs[shape] = lambda *args: self._program(which, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
@@ -209,7 +209,7 @@ class Faulty:
 
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
-    shape = Shape("verify", steps.lanes, steps.tokens)
+    shape = Shape("verify", steps.lanes, steps.tokens, steps.lanes)
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:

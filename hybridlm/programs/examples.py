@@ -38,7 +38,8 @@ def example_arguments(
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows)
-        return abstract, placement.examples(no_edits(shape.rows, types_in(structure, abstract)))
+        edits = no_edits(shape.lanes, types_in(structure, abstract))
+        return abstract, *placement.examples((np.arange(shape.lanes, dtype=np.int32), edits))
     idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
     if shape.step == "score":
         parts["targets"] = np.zeros(size, np.int32)
@@ -54,7 +55,8 @@ def example_arguments(
         count = shape.probes.places if shape.step == "score" else 0
         places = np.zeros((shape.lanes, count), np.int32) if count else None
         parts["probes"] = probe_inputs(idle, shape.probes, hidden, places)
-    return params, rows(shape.rows), placement.examples(StepInputs(Batch.of(idle, shape.tokens), **parts))
+    batch = Batch.of(idle, shape.tokens, np.arange(shape.lanes))
+    return params, rows(shape.rows), placement.examples(StepInputs(batch, **parts))
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:

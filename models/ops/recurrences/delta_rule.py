@@ -67,10 +67,12 @@ def run_delta_rule(
         vectors: query, key and value, as for `RecurrenceInputs`.
         tokens: decay and write strength.
         info: of the step; with `info.verifying` the old state is kept.
-        state: before the first token.
+        state: before the first token, in the rows of `info.slots`.
         devices: of the layer.
     """
-    inputs = RecurrenceInputs(*vectors, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices)
+    inputs = RecurrenceInputs(
+        *vectors, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices, info.slots
+    )
     return delta_rule(inputs, keep_state=info.verifying)
 
 

@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float32, Int32
 
 from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneMask, TokenMask
 
 KeyVectors = Float32[Array, "lane token key_head key"]
@@ -108,5 +109,5 @@ def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs) -> RecurrenceOutp
     """Run a form without slots on the rows of the slots, if any."""
     if inputs.slots is None:
         return form(inputs)
-    output, state = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
-    return RecurrenceOutputs(output, None if state is None else inputs.state.at[inputs.slots].set(state))
+    output, state = form(replace(inputs, state=take_rows(inputs.state, inputs.slots), slots=None))
+    return RecurrenceOutputs(output, None if state is None else put_rows(inputs.state, inputs.slots, state))

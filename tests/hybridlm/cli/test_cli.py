@@ -679,7 +679,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
     """Three lanes exchange their states after every step: all answers differ from those alone."""
 
     def swap(pools: Any, owners: list[Any]) -> Any:
-        if len(owners) != 3:
+        if None in owners:
             return pools
         return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])], pools)
 

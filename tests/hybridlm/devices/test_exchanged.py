@@ -17,7 +17,7 @@ from tiny_variants import variant
 import hybridlm
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import bytes_sent
 from models import family_of
 
@@ -98,7 +98,7 @@ def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
     """Four layers of Qwen3.5-35B-A3B, one of them attention, with all its experts and its whole vocabulary."""
     text = QWEN3_5_35B["text_config"]
     layers = {"num_hidden_layers": 4, "layer_types": text["layer_types"][:4]}
-    shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 8)
+    shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 64)
     check(QWEN3_5_35B | {"text_config": text | layers}, Devices(1, 4, 2), tmp_path / "config.json", shapes)
 
 
@@ -110,8 +110,11 @@ def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
     engine = abstract_engine(
         path, EngineConfig(lanes=8, context=200, dtype="float32", chunk=5, mesh=hybridlm.mesh(2, 2))
     )
-    program = engine.program(CopyShape(8, 8))
-    assert counted(program.compiled.as_text()) == {("all-reduce", 2): engine.row_bytes_on_a_device}
+    state, _, span, _ = engine.moves.shapes(8)
+    sent = [counted(engine.program(shape).compiled.as_text()) for shape in (state, span)]
+    devices = engine.placement.devices.model
+    bytes_of = [engine.moves.state_bytes, engine.moves.span_bytes]
+    assert sent == [{("all-reduce", 2): count // devices} for count in bytes_of], (sent, bytes_of)
 
 
 def test_collectives_are_counted_in_text() -> None:

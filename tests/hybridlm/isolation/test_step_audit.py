@@ -46,8 +46,8 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
 ) -> None:
     """A single row of a narrow dtype is computed as two: what has the size of two rows of a convolution is none."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
-    for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_rows, 32)):
-        report = lm.engine.program(Shape("generate", count, tokens, count)).audit
+    for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_lanes, 32)):
+        report = lm.engine.program(lm.engine.generating(count, tokens)).audit
         assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 

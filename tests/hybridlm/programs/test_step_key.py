@@ -18,7 +18,7 @@ from text_checkpoint import SETTINGS
 import hybridlm
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.programs import step_key as module
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import PACKAGES, devices_name, step_key, structure_name
 from ir_passes import rowwise
 from ir_passes.contract import declared
@@ -81,10 +81,11 @@ def test_key_is_the_same_in_every_process(text_lm: hybridlm.LM, root: Path) -> N
 
 CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "step": lambda lm, _: key(lm, shape=Shape("score", 3, 1, 3, 0)),
-    "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1, 2)),
+    "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1, 3)),
+    "rows": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 4)),
     "tokens": lambda lm, _: key(lm, shape=Shape("generate", 3, 5, 3)),
     "top": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 3, top=0)),
-    "copy": lambda lm, _: key(lm, shape=CopyShape(1, 3)),
+    "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3)[0]),
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
     "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),

@@ -114,7 +114,7 @@ def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
     shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
-    assert Shape("generate", 1, 1, 1) in shapes
+    assert text_lm.engine.generating(1, 1) in shapes
     for shape in (Shape("generate", 1, 1, 1), Shape("generate", 1, 1, 1, changes=64)):
         inputs = text_lm.engine.example_arguments(shape)[2]
         assert (inputs.changes is not None) == bool(shape.changes)

@@ -139,7 +139,7 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
         )
         steps = [
             Shape("generate", 16, 1, 16),
-            Shape("generate", packed.prefill_rows, 256, packed.prefill_rows),
+            packed.generating(packed.prefill_lanes, 256),
             Shape("score", 16, 64, 16, 0),
         ]
         found[scheme] = report_on(packed, steps).steps

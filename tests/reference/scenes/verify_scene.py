@@ -75,7 +75,10 @@ class Scene(NamedTuple):
     @property
     def inputs(self) -> StepInputs:
         """Inputs of the step that verifies."""
-        batch, owners = Batch.of([lane.feed for lane in self.lanes], TOKENS), [lane.owner for lane in self.lanes]
+        batch, owners = (
+            Batch.of([lane.feed for lane in self.lanes], TOKENS, range(len(self.lanes))),
+            [lane.owner for lane in self.lanes],
+        )
         return sampling_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
 
     @property
@@ -106,7 +109,9 @@ class Steps:
     ) -> tuple[Any, Rows]:
         if shape not in self._programs:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
-        inputs = sampling_inputs(Batch.of(feeds, shape.tokens), owners, self.lm.engine.vocab_size, drafts)
+        inputs = sampling_inputs(
+            Batch.of(feeds, shape.tokens, range(shape.lanes)), owners, self.lm.engine.vocab_size, drafts
+        )
         return self._programs[shape](self.lm.engine.params, rows, inputs)
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:

@@ -20,7 +20,7 @@ from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
-from models.state.rows import Slots, take_positions, take_rows
+from models.state.rows import Slots, take_positions
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, turn_blocks
 
@@ -120,9 +120,7 @@ def attend(
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
-        # The kernel reads row i for lane i: one more read and write of the rows than a kernel with slots.
-        key, value = (None if pool is None else take_rows(pool, slots) for pool in cache)
-        out = decode_attention(q, limit, key, value, value_size, interpret=devices.interpret)
+        out = decode_attention(q, limit, cache.key, cache.value, value_size, slots, interpret=devices.interpret)
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)

@@ -19,6 +19,7 @@ import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.structure import Step
+from ir_passes import Shared, SlotMap
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
@@ -153,7 +154,7 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
     args = arguments(lm, shape)
     order = np.array([2, 3, 1, 0])
     kinds = jax.tree.broadcast(contract.inputs, args, is_leaf=lambda x: not isinstance(x, tuple))
-    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, type(contract.inputs[0])) else x[order], kinds, args)
+    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, Shared | SlotMap) else x[order], kinds, args)
     expected = jax.tree.map(lambda x: np.asarray(x)[order], run(*args))
     for got, want in zip(jax.tree.leaves(run(*permuted)), jax.tree.leaves(expected), strict=True):
         assert np.asarray(got).tobytes() == want.tobytes()

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 import hybridlm
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool

@@ -123,7 +123,14 @@ def _put_in(
         return lax.switch(which, [mutant.accept for mutant in mutants], *about)
 
     def wrong_commit(
-        self: Decoder, kept: Any, tokens: Array, counts: Array, positions: Array, state: Any, kv_blocks: Array
+        self: Decoder,
+        kept: Any,
+        tokens: Array,
+        counts: Array,
+        positions: Array,
+        state: Any,
+        kv_blocks: Array,
+        *slots: Any,
     ) -> Any:
         for mutant in mutants:
             kept = kept if mutant.kept is None else mutant.kept(kept)
@@ -131,7 +138,7 @@ def _put_in(
         begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
 
         def replay(counts: Array, state: Any) -> Any:
-            return commit(self, kept, tokens, counts, begins, state, kv_blocks)
+            return commit(self, kept, tokens, counts, begins, state, kv_blocks, *slots)
 
         conv = lax.switch(which, [mutant.conv for mutant in mutants], draft_counts)
         if any(mutant.on_top for mutant in mutants):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.shapes import CopyShape, EditShape, Shape
+from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
 from hybridlm.requests.probes import probe_inputs
 from hybridlm.requests.sampling_operands import sampling_arrays
@@ -17,7 +17,7 @@ from hybridlm.steps.structure import Rows, Structure
 
 
 def example_arguments(
-    shape: Shape | CopyShape | EditShape,
+    shape: Shape | EditShape,
     params: tuple[Any, ...],
     rows: Callable[[int], Rows],
     placement: Placement,
@@ -40,9 +40,6 @@ def example_arguments(
         abstract = rows(shape.rows)
         edits = no_edits(shape.lanes, types_in(structure, abstract))
         return abstract, *placement.examples((np.arange(shape.lanes, dtype=np.int32), edits))
-    if isinstance(shape, CopyShape):
-        maps = placement.examples((np.zeros(1, np.int32),) * 2, replicated=True)
-        return rows(shape.target), rows(shape.source), *maps
     idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
     if shape.step == "score":
         parts["targets"] = np.zeros(size, np.int32)

@@ -26,11 +26,10 @@ from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_che
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.kept_state import KeptState
 from hybridlm.programs.origin import Origin
-from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
+from hybridlm.programs.shapes import AnyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
-from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.steps.contract import slot_map, step_contract
 from hybridlm.steps.dim_names import name_pool_dims
@@ -161,12 +160,10 @@ class Programs:
         step, contract = self._whole_rows_step(shape)
         return step, name_pool_dims(contract, arrays)
 
-    def _whole_rows_step(self, shape: Shape | CopyShape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
+    def _whole_rows_step(self, shape: Shape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, EditShape):
             slots = slot_map(shape.rows, self.placement.data)
             return edit_step(self.structure, self.placement.devices), edit_contract(self.structure, slots)
-        if isinstance(shape, CopyShape):
-            return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
         if shape.step == "generate":
             step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts)
         elif shape.step == "verify":

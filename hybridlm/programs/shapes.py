@@ -95,19 +95,8 @@ class EditShape:
         return f"edit states of {self.lanes} of {self.rows}"
 
 
-@dataclass(frozen=True)
-class CopyShape:
-    """Compilation key of the copy of a row, between pools of `source` and `target` rows."""
-
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        return f"copy {self.source} to {self.target}"
-
-
-AnyShape = Shape | CopyShape | PartShape | EditShape
-S = TypeVar("S", Shape, CopyShape, PartShape, EditShape, AnyShape)
+AnyShape = Shape | PartShape | EditShape
+S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 """Any one kind of shape, or all."""
 
 

@@ -56,8 +56,8 @@ def enter(models: Models, text: QueuedText) -> int:
         copy.slot = pool.acquire()
         if copy.start is not None:
             copy.consumed = engine.moves.restore(copy.start, pool, copy.slot, copy.tokens, owner=copy)
-        lanes.update(pool.lanes([copy.slot]))
-    (lane,) = lanes  # rows of all pools are taken and released in the same order
+        lanes.update(pool.rows_of([copy.slot]))
+    (lane,) = lanes  # a lane has the row of its number; rows of all pools are taken and released in the same order
     return lane
 
 

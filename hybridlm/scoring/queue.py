@@ -46,9 +46,6 @@ class ScoringQueue(Generic[T]):
         question: questions about the texts, by their numbers; None without questions.
         make: class of the texts.
         probes: reads and changes in the texts, by their numbers; None without probes.
-
-    Attributes:
-        shares: whether any texts have a prefix in common.
     """
 
     def __init__(
@@ -68,7 +65,6 @@ class ScoringQueue(Generic[T]):
         prefixes, places = [], [None] * len(texts)
         if limit:
             prefixes, places = shared_prefixes(list(texts.values()), widths, begin, keys)
-        self.shares = bool(prefixes)
         queries = dict.fromkeys(numbers) if question is None else {i: question.texts[i] for i in numbers}
         waiting: list[T] = []
         for shared in prefixes:

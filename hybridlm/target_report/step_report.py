@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.target_report.floor import Floor
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
@@ -26,14 +26,14 @@ class StepReport:
 
     Attributes:
         name: name of the shape.
-        lanes, tokens: of the step; 0 for moves of rows.
+        lanes, tokens: of the step; 0 for moves of states.
         failed: why XLA did not compile it; None if it did.
         certificate: certificate of the compiled step.
         kernels: runs of operations outside loops with a data-dependent number of iterations.
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with this many iterations.
-        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of rows.
+        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of states.
         floor_seconds: the longer of both at the device's bandwidth and peak.
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
         tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
@@ -86,7 +86,7 @@ def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target
     Args:
         shape: shape of the step.
         step: compiled for the target.
-        floor: floor of the step; None for moves of rows.
+        floor: floor of the step; None for moves of states.
         target: the machine.
         context: positions of each lane, for loops over blocks of the KV cache.
     """
@@ -120,6 +120,4 @@ def _peak(kernels: Kernels, target: Target) -> float | None:
 
 
 def _sizes(shape: AnyShape) -> tuple[int, int]:
-    if isinstance(shape, Shape):
-        return shape.lanes, shape.tokens
-    return (shape.target if isinstance(shape, CopyShape) else 0), 0
+    return (shape.lanes, shape.tokens) if isinstance(shape, Shape) else (0, 0)

@@ -59,7 +59,7 @@ def certified(checkpoint: str) -> Row:
     alone = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
     verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
     verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
-    verdicts.append(verdict([alone.program(Shape("generate", 1, 1)).certificate]))
+    verdicts.append(verdict([alone.program(Shape("generate", 1, 1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 
 

@@ -156,7 +156,7 @@ def compiled(name: str, devices: Devices) -> None:
             path, EngineConfig(lanes=LANES, context=CONTEXT, dtype="bfloat16", chunk=CHUNK, mesh=mesh(*devices))
         )
     steps = ((LANES, 1, row.decode), (PROMPTS, CHUNK, row.prompts))
-    for shape, expected in ((Shape("generate", lanes, tokens), sent) for lanes, tokens, sent in steps):
+    for shape, expected in ((Shape("generate", lanes, tokens, lanes), sent) for lanes, tokens, sent in steps):
         program = engine.program(shape)
         found = without_sources(program.certificate.collectives)
         assert found == expected, f"{name}, {shape}: expected {expected}, the certificate has {found}"

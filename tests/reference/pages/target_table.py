@@ -31,7 +31,7 @@ TARGETS = (
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
 MODEL_LANES, MODEL_CONTEXT = 64, 4096
-DECODING, PROMPTS = Shape("generate", MODEL_LANES, 1), Shape("generate", 8, 256)
+DECODING, PROMPTS = Shape("generate", MODEL_LANES, 1, MODEL_LANES), Shape("generate", 8, 256, 8)
 MODEL_STEPS = {
     str(DECODING): (DECODING, MODEL_TARGETS),
     str(PROMPTS): (PROMPTS, ("nvidia-h200",)),

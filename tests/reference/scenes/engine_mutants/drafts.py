@@ -58,10 +58,10 @@ def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
     """The step is told another number of drafts of each lane: `change(drafts) -> drafts`."""
     right = Engine.run
 
-    def run(self: Engine, shape: Any, pool: RowPool, inputs: StepInputs, **about: Any) -> Any:
+    def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: StepInputs, **about: Any) -> Any:
         if inputs.drafts is not None:
             inputs = inputs._replace(drafts=change(inputs.drafts))
-        return right(self, shape, pool, inputs, **about)
+        return right(self, shape, pool, rows, inputs, **about)
 
     patch.setattr(Engine, "run", run)
 

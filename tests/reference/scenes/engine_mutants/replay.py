@@ -123,7 +123,14 @@ def _put_in(
         return lax.switch(which, [mutant.accept for mutant in mutants], *about)
 
     def wrong_commit(
-        self: Decoder, kept: Any, tokens: Array, counts: Array, positions: Array, state: Any, kv_blocks: Array
+        self: Decoder,
+        kept: Any,
+        tokens: Array,
+        counts: Array,
+        positions: Array,
+        state: Any,
+        kv_blocks: Array,
+        *slots: Any,
     ) -> Any:
         for mutant in mutants:
             kept = kept if mutant.kept is None else mutant.kept(kept)
@@ -131,7 +138,7 @@ def _put_in(
         begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
 
         def replay(counts: Array, state: Any) -> Any:
-            return commit(self, kept, tokens, counts, begins, state, kv_blocks)
+            return commit(self, kept, tokens, counts, begins, state, kv_blocks, *slots)
 
         conv = lax.switch(which, [mutant.conv for mutant in mutants], draft_counts)
         if any(mutant.on_top for mutant in mutants):
@@ -187,7 +194,7 @@ class Faulty:
     def wrong(self, id: str) -> str:
         """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
         which = jnp.int32(self._ids.index(id))
-        shape = Shape("verify", self._steps.lanes, self._steps.tokens)
+        shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
         self._steps._programs[shape] = lambda *args: self._program(which, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
@@ -209,7 +216,7 @@ class Faulty:
 
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
-    shape = Shape("verify", steps.lanes, steps.tokens)
+    shape = Shape("verify", steps.lanes, steps.tokens, steps.lanes)
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:

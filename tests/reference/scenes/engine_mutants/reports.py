@@ -79,12 +79,12 @@ REPORTS = (
     Report("Atlas#141", "two snapshots in one row of a ring", ("ring-of-states",), ("snapshots-share-a-row",)),
     Report(
         "tpu-inference#2752", "a padding index is clamped to the last row",
-        ("copy-to-the-last-row",), ("clamped-padding",), (IDLE,),
+        ("slot-becomes-the-last-row",), ("clamped-padding",), (IDLE,),
     ),
-    Report("SGLang#36885", "-1 becomes the last row", ("copy-to-the-last-row",), ("sentinel-last-row",)),
-    Report("flashinfer#5042", "a negative row wraps", ("copy-to-row-minus-one",), ("wrapped-padding",), (COPIES,)),
+    Report("SGLang#36885", "-1 becomes the last row", ("slot-becomes-the-last-row",), ("sentinel-last-row",)),
+    Report("flashinfer#5042", "a negative row wraps", ("slot-below-0-wraps",), ("wrapped-padding",), (COPIES,)),
     Report("vLLM#39064", "two kernels disagree about the padding row", ("row-0-is-padding",), ("sentinels-differ",)),
-    Report("vllm-gaudi#1431", "rows modulo a size", ("copy-from-row-modulo",), ("remainder",)),
+    Report("vllm-gaudi#1431", "rows modulo a size", ("slot-modulo",), ("remainder",)),
     Report("TRT-LLM#13151", "rows of parked sequences are taken for free", ("parked-rows-are-free",), ("stale-tail",)),
     Report(
         "vLLM#37728", "condensing leaves a row twice", ("duplicate-after-condensing",),

@@ -1,8 +1,8 @@
 """Requests of all kinds that join, move, are cancelled and leave, and what is wrong with a run of them.
 
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
-early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and the rows of the
-pool that decodes are moved while three sequences live in it. With a prefix cache others run: conversations that go on,
+early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and a decode
+step has all lanes while it needs fewer. With a prefix cache others run: conversations that go on,
 prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
 """
 
@@ -25,7 +25,7 @@ from ir_passes.host.slot_owner import SlotError
 from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150
-MOVED_AT = 9
+RESIZED_AT = 9
 
 
 class Asked(NamedTuple):
@@ -135,7 +135,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     """
     found: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
-    engine._idle_pools.clear()  # nothing of a run that had a fault
+    engine._idle_pool = None  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
@@ -149,10 +149,8 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step == MOVED_AT and scheduler._decode_pool is not None:
-                while session._in_flight and session._in_flight[0].accepted is not None:
-                    session._read()  # as the session itself does before rows move
-                scheduler._resize(scheduler._decode_pool.size)
+            if step == RESIZED_AT and scheduler.decoding:
+                scheduler._decode_lanes = 1 if scheduler._decode_lanes == engine.lanes else engine.lanes
             for event in session.step():
                 if event.completion is not None:
                     found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)

@@ -17,7 +17,7 @@ from verify_scene import Scene, Steps, states
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps import verify
-from hybridlm.steps.contract import step_contract
+from hybridlm.steps.contract import slot_map, step_contract
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import accept, verify_step
@@ -220,7 +220,8 @@ def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
-        prove_isolation(lambda *args: step(jnp.int32(0), *args), args, step_contract(verifying=True))
+        contract = step_contract(True, slot_map(shape.rows))
+        prove_isolation(lambda *args: step(jnp.int32(0), *args), args, contract)
     except IsolationError as error:
         return {violation.kind for violation in error.violations}
     return set()

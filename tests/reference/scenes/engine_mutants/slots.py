@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     EngineMutant(
         "two-lanes-in-one-row", "vLLM#37728", "two lanes of a step name one row",
-        Finder.ALONE, one_row_for_two,
+        Finder.KERNEL, one_row_for_two,
     ),
     EngineMutant(
         "slots-of-the-step-before", "SGLang#39342", "slots on the device are used again for other sequences",

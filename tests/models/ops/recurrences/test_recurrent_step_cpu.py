@@ -130,6 +130,46 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
         np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
+def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
+    """Slots are row numbers of a device; the other lanes of the device are the only ones that they could be of."""
+    operands = jax.tree.map(lambda x: x[:4], several("head"))  # the second lane is idle, the fourth fresh
+    state, _, rest = arguments(operands)
+    lengths, slots = jnp.array([3, 0, 3, 3], jnp.int32), jnp.array([2, 0, 1, 2], jnp.int32)
+    rows = jnp.array([2, 0, 4, 5])
+    pool = jnp.full((6, *state.shape[1:]), jnp.nan).at[rows].set(state)
+    by_lane = P("data")
+    specs = (by_lane, by_lane, {name: None if item is None else by_lane for name, item in rest.items()}, by_lane)
+    over = jax.shard_map(step, mesh=mesh(2, 1), in_specs=specs, out_specs=(by_lane, by_lane))
+
+    def placed(*args: Any) -> Any:
+        return jax.tree.map(lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(mesh(2, 1), spec)), args, specs)
+
+    by = slot_map(6, 2)
+    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque=kernel_calls(by))
+    args = placed(pool, lengths, rest, slots)
+    compiled = compile_step(over, args, contract)
+    assert compiled.certificate.holds and compiled.certificate.copies == ()
+    expected, updated = step(state, lengths, rest)
+    output, new = compiled(*args)
+    np.testing.assert_array_equal(output, expected)
+    np.testing.assert_array_equal(new, pool.at[rows].set(updated))
+
+    def of_other_lanes(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        return step(pool, lengths, rest, jnp.roll(slots, 1))
+
+    def of_all_devices(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        return step(pool, lengths, rest, jax.lax.ppermute(slots, "data", [(0, 1), (1, 0)]))
+
+    for wrong in (of_other_lanes, of_all_devices):
+        with pytest.raises(IsolationError):
+            prove_isolation(
+                jax.shard_map(wrong, mesh=mesh(2, 1), in_specs=specs, out_specs=(by_lane, by_lane)), args, contract
+            )
+    for other in (slot_map(6), replace(by, local=None)):
+        with pytest.raises(IsolationError):
+            prove_isolation(over, args, replace(contract, inputs=(*CONTRACT.inputs, other)))
+
+
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
     """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""

@@ -44,15 +44,9 @@ def one_row_for_two(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_the_step_before(patch: pytest.MonkeyPatch) -> None:
-    """Slots stay on the device until a step has another number of lanes."""
-    kept: list[np.ndarray] = []
-
-    def change(slots: np.ndarray, pool: RowPool) -> np.ndarray:
-        if not kept or len(kept[-1]) != len(slots):
-            kept.append(slots)
-        return kept[-1]
-
-    mapped(patch, change)
+    """Slots stay on the device for all steps of as many lanes."""
+    kept: dict[int, np.ndarray] = {}
+    mapped(patch, lambda slots, pool: kept.setdefault(len(slots), slots))
 
 
 def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:

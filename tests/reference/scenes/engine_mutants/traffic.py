@@ -1,8 +1,8 @@
 """Requests of all kinds that join, move, are cancelled and leave, and what is wrong with a run of them.
 
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
-early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and a decode
-step has all lanes while it needs fewer. With a prefix cache others run: conversations that go on,
+early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and
+decode steps get fewer lanes. With a prefix cache others run: conversations that go on,
 prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
 """
 
@@ -16,7 +16,6 @@ from engine_mutants.mutant import Finder
 import hybridlm
 from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import Drafter
-from hybridlm.engine import scheduler as scheduler_module
 from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
@@ -26,7 +25,8 @@ from ir_passes.host.slot_owner import SlotError
 from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150
-RESIZED_AT = 9
+LANES = {9: 1, 47: 2, 52: 1}
+"""Lanes of decode steps from a step of the traffic on, or as many as are needed."""
 
 
 class Asked(NamedTuple):
@@ -142,7 +142,6 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
     with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:
         patch.setattr(Speculation, "always", True)
-        patch.setattr(scheduler_module, "SHRINK_PLACES", 4)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
             for asked in asked_of:
@@ -151,8 +150,8 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step == RESIZED_AT and scheduler.decoding:
-                scheduler._decode_lanes = 1 if scheduler._decode_lanes == engine.lanes else engine.lanes
+            if step in LANES and scheduler.decoding:
+                scheduler._decode_lanes = LANES[step]
             for event in session.step():
                 if event.completion is not None:
                     found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)

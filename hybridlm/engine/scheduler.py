@@ -123,6 +123,11 @@ class Scheduler:
         if self._engine.prefix_cache is not None:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
+    def lose_rows(self) -> None:
+        """Drop the arrays of the pool, which a step that failed on the device has written."""
+        if self._pool is not None and self._pool.whole:
+            self._pool.take()
+
     def close(self) -> None:
         """End every sequence and give the pool back."""
         self.waiting.clear()

@@ -96,7 +96,7 @@ def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps,
     found = unaccepted_reach(
         lambda *args: wrong(jnp.int32(0), *args),
         (steps.lm.engine.params, scene.rows, scene.inputs),
-        step_contract(True, slot_map(steps.lanes)),
+        step_contract(True, slot_map(len(scene.lanes))),
         {"args[2].batch.tokens": 1},
         lambda path: path.endswith((".key", ".value")),
     )

@@ -44,15 +44,9 @@ def one_row_for_two(patch: pytest.MonkeyPatch) -> None:
 
 
 def of_the_step_before(patch: pytest.MonkeyPatch) -> None:
-    """Slots stay on the device until a step has another number of lanes."""
-    kept: list[np.ndarray] = []
-
-    def change(slots: np.ndarray, pool: RowPool) -> np.ndarray:
-        if not kept or len(kept[-1]) != len(slots):
-            kept.append(slots)
-        return kept[-1]
-
-    mapped(patch, change)
+    """Slots stay on the device for all steps of as many lanes."""
+    kept: dict[int, np.ndarray] = {}
+    mapped(patch, lambda slots, pool: kept.setdefault(len(slots), slots))
 
 
 def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +97,7 @@ MUTANTS = (
     ),
     EngineMutant(
         "two-lanes-in-one-row", "vLLM#37728", "two lanes of a step name one row",
-        Finder.ALONE, one_row_for_two,
+        Finder.KERNEL, one_row_for_two,
     ),
     EngineMutant(
         "slots-of-the-step-before", "SGLang#39342", "slots on the device are used again for other sequences",

@@ -13,7 +13,7 @@ from jaxtyping import Int32
 from hybridlm.steps.operands import StepInputs
 from models import Decoder
 from models.ops.linear import LinearWeight
-from models.state.rows import put_rows, take_rows
+from models.state.rows import Slots, put_rows, take_rows
 from models.state.state import state_array
 
 
@@ -29,7 +29,7 @@ class Rows(NamedTuple):
     token: Int32[Array, "row 1"]
 
 
-def with_layers(rows: Rows, layers: tuple, slots: Int32[Array, "lane"]) -> Rows:
+def with_layers(rows: Rows, layers: tuple, slots: Slots) -> Rows:
     """Return the rows with new states of the layers, and the same tokens.
 
     The tokens are written as they are, since a step writes the lanes' rows in all pools of the state.

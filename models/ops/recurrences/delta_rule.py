@@ -55,7 +55,8 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
-    return by_kernel(partial(over_slots, partial(delta_rule_chunked, keep_state=keep_state)), inputs, keep_state)
+    chunked = partial(delta_rule_chunked, keep_state=keep_state)
+    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def run_delta_rule(
@@ -79,7 +80,7 @@ def run_delta_rule(
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run one token, by a kernel where one is chosen."""
     plain = _step_for_gpus if inputs.devices.platform == "gpu" else _step
-    return by_kernel(partial(over_slots, plain), inputs, keep_state)
+    return by_kernel(partial(over_slots, plain, keep_state=keep_state), inputs, keep_state)
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:

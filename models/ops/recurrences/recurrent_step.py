@@ -33,7 +33,7 @@ def _by_gpu_kernel(inputs: RecurrenceInputs, surroundings: Surroundings | None, 
     def of_rows(inputs: RecurrenceInputs) -> RecurrenceOutputs:
         return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)
 
-    return over_slots(of_rows, inputs)
+    return over_slots(of_rows, inputs, keep_state)
 
 
 def with_surroundings(

@@ -25,6 +25,7 @@ from ir_passes import prove_isolation
 from ir_passes.proof.violations import IsolationError
 from ir_passes.proof.violations import ViolationKind as Kind
 from models import Decoder
+from models.state.rows import put_rows, take_rows
 
 
 class DraftCounts(NamedTuple):
@@ -103,8 +104,10 @@ def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[...
             (counts, sampled), after = verify_step(structure, None, None)(params, rows, inputs)
         if any(mutant.carry is not behind_accepted for mutant in mutants):
             draft_counts = DraftCounts(counts, lengths, drafts, tokens.shape[1])
-            token = lax.switch(which, [mutant.carry for mutant in mutants], sampled.token, draft_counts, rows.token)
-            after = after._replace(token=token)
+            slots = inputs.batch.slots
+            carries, carried = [mutant.carry for mutant in mutants], take_rows(rows.token, slots)
+            token = lax.switch(which, carries, sampled.token, draft_counts, carried)
+            after = after._replace(token=put_rows(rows.token, slots, token))
         return (counts, sampled), after
 
     return step

@@ -20,7 +20,18 @@ from mutants import (
 from mutants.kernels import declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
-from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
+from mutants.rows import (
+    held_rows,
+    idle,
+    indices,
+    padding,
+    page_tables,
+    places,
+    pools,
+    row_caches,
+    row_numbers,
+    whole_pools,
+)
 from mutants.tokens import token_indices, token_scans, token_sums
 
 THEMES = (
@@ -45,6 +56,7 @@ THEMES = (
     grid_kernels,
     unnamed,
     idle,
+    held_rows,
     lost_facts,
     sequences,
     boundaries,

@@ -133,6 +133,7 @@ def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
         rng.integers(1, engine.vocab_size, (lanes, shape.tokens)).astype(np.int32),
         np.full(lanes, shape.tokens, np.int32),
         np.full(lanes, visible - shape.tokens, np.int32),
+        np.arange(lanes, dtype=np.int32),
         np.array(kv_blocks(visible), np.int32),
     )
     return jax.device_put(sampling_inputs(batch, [None] * lanes, engine.vocab_size))

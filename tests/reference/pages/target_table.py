@@ -154,7 +154,7 @@ def model_jobs() -> list[tuple[str, str]]:
 
 
 def model_row(model: str, target: str, step: str) -> ModelRow:
-    """Compile a step of a published model for a target, and the move of a row, which says how rows are laid out."""
+    """Compile a step of a published model for a target, and those that say how rows are laid out."""
     name, _, mesh = target.partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -165,7 +165,9 @@ def model_row(model: str, target: str, step: str) -> ModelRow:
             config=config,
             mesh=_sizes(mesh),
         )
-    shapes = [MODEL_STEPS[step][0], *engine.moves.shapes(MODEL_LANES)[:1]]
+    scoring = engine.prefill_lanes
+    layouts = DECODING, Shape("score", scoring, engine.chunk, scoring, 0)
+    shapes = list(dict.fromkeys((MODEL_STEPS[step][0], *layouts)))
     return row_of_model(model, target, report_on(engine, shapes))
 
 

@@ -83,7 +83,7 @@ WITH_CACHE = tuple(
 BUDGET = CacheBudget(device=90_000, host=400_000)
 CANCELLED = {17: 8, 42: 5}
 """Cancelled requests by step: one while it waits, one while it decodes."""
-CANCELLED_WITH_DRAFTS = {5: 2, 9: 8}
+CANCELLED_WITH_DRAFTS = {4: 2, 9: 8}
 """The first of them while a step verifies its drafts."""
 CANCELLED_WITH_CACHE = {1: 2, 21: 5}
 """Cancelled requests by step: one while its prompt is read, one while it decodes."""

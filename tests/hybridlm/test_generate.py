@@ -10,7 +10,7 @@ from comparison import padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.programs.shapes import CopyShape, Shape, lane_bucket
+from hybridlm.programs.shapes import Shape, lane_bucket
 from hybridlm.session import Event
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
@@ -134,14 +134,17 @@ def test_a_logits_processor_sees_its_own_lane(text_lm: hybridlm.LM) -> None:
         assert c.logprobs is not None and max(c.logprobs) < -0.01, "reported before processing"
 
 
-@pytest.mark.parametrize(("prompts", "error", "message"), [
-    ([3, 4, 5], TypeError, r"bare list of token ids; put it in a list: \[\[3"),
-    (["a", ""], ValueError, r"prompts\[1\]: is empty"),
-    ([[1], [97]], ValueError, r"prompts\[1\]: token id 97 at index 0 is outside the vocabulary \[0, 97\)"),
-    ([[1, -1]], ValueError, r"prompts\[0\]: token id -1 at index 1"),
-    ([[1], [1.5]], TypeError, r"prompts\[1\]: expected token ids, got 1.5 at index 0"),
-    (5, TypeError, "prompts: expected a list"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompts", "error", "message"),
+    [
+        ([3, 4, 5], TypeError, r"bare list of token ids; put it in a list: \[\[3"),
+        (["a", ""], ValueError, r"prompts\[1\]: is empty"),
+        ([[1], [97]], ValueError, r"prompts\[1\]: token id 97 at index 0 is outside the vocabulary \[0, 97\)"),
+        ([[1, -1]], ValueError, r"prompts\[0\]: token id -1 at index 1"),
+        ([[1], [1.5]], TypeError, r"prompts\[1\]: expected token ids, got 1.5 at index 0"),
+        (5, TypeError, "prompts: expected a list"),
+    ],
+)
 def test_bad_prompts_are_named_before_anything_runs(text_lm: hybridlm.LM, prompts, error, message: str) -> None:
     steps = text_lm.stats["steps"]
     with pytest.raises(error, match=message):
@@ -173,7 +176,8 @@ def test_no_prompts_give_no_completions(text_lm: hybridlm.LM) -> None:
 
 
 def test_chat_renders_the_template(text_lm: hybridlm.LM) -> None:
-    assert text_lm.chat([{"role": "user", "content": "hi"}], **FREE) == text_lm.generate("<user>hi", **FREE)[0]
+    got = text_lm.chat([{"role": "user", "content": "hi"}], **FREE)
+    assert got == text_lm.generate("<user>hi", **FREE)[0]
 
 
 def test_an_interrupted_run_leaves_a_model_that_works(text_lm: hybridlm.LM) -> None:
@@ -205,13 +209,12 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
     for count in (3, 1, 5):
         lm.generate([[7] * (count + 3)] * count, max_tokens=3, ignore_eos=True)
     lm.score([[7] * 9] * 5)
-    ladder = {Shape("generate", lanes, tokens) for lanes in (1, 3) for tokens in (1, 5)}
-    # Finished prompts go to the decode pool; the state behind what texts have in common goes out and comes back.
-    moves = {CopyShape(1, 1), CopyShape(3, 3), *lm.engine.moves.shapes(3)}
-    assert set(lm.engine.programs.shapes) == ladder | moves | {Shape("score", 3, 5, 0)}
+    ladder = {Shape("generate", lanes, tokens, 3) for lanes in (1, 3) for tokens in (1, 5)}
+    # The state behind what texts have in common goes out and comes back.
+    assert set(lm.engine.programs.shapes) == {*ladder, *lm.engine.moves.shapes(3), Shape("score", 3, 5, 3, 0)}
     lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)
     lm.score([[7] * 3] * 4)
-    assert lm.stats["compiled"] == 11
+    assert lm.stats["compiled"] == 9
 
 
 def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
@@ -226,5 +229,4 @@ def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
         text_lm.generate(["abc"] * 3, **FREE)
     finally:
         text_lm.engine.after_step = None
-    decode = calls[1:]
-    assert len(decode) == 8 and all(step == decode[0] for step in decode)
+    assert len(calls) == 9 and all(step == calls[0] for step in calls)

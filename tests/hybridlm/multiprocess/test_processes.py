@@ -68,12 +68,16 @@ def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("fault", "expected"), [
-    ("tokens", "process 2: batch.tokens: expected"),
-    ("lengths", "process 2: batch.lengths: expected"),
-    ("positions", "process 2: batch.positions: expected"),
-    ("slot", "process 2: slot that is written: expected"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("tokens", "process 2: batch.tokens: expected"),
+        ("lengths", "process 2: batch.lengths: expected"),
+        ("positions", "process 2: batch.positions: expected"),
+        ("slots", "process 2: batch.slots: expected"),
+        ("slot", "process 2: slot that is written: expected"),
+    ],
+)
 def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, fault: str, expected: str) -> None:
     """The fault follows the checksum: the step finds it, and every process reports the place."""
     message, seconds, status = together(directory, fault)
@@ -85,18 +89,21 @@ def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("fault", "expected"), [
-    ("flip", r"message 14, part 0: checksum: expected \w+, got \w+"),
-    ("epoch", "message 14: expected number 14, got 13"),
-    ("rows", r"process 2: step: expected generate 4x5.* as process 0 has, got generate 8x5"),
-    ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
-    ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
-    ("lanes", "process 2: lanes: expected 8 as process 0 has, got 12"),
-    ("weights", r"process 2: checkpoint: expected '?\w+'? as process 0 has, got '?\w+"),
-    ("kill", r"process 2 \(pid \d+ on .*\) has not answered|process 2 .* was ended by SIGKILL"),
-    ("stop", r"process 2 \(pid \d+ on .*\) has not answered|process 2 did not answer and was killed"),
-    ("sleep", r"process 2 \(pid \d+ on .*\) answers, but has stood at message 14"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("flip", r"message 14, part 0: checksum: expected \w+, got \w+"),
+        ("epoch", "message 14: expected number 14, got 13"),
+        ("rows", r"process 2: step: expected generate 4x5 of 8.* as process 0 has, got generate 4x5 of 12"),
+        ("program", r"process 2: program: expected \w+ as process 0 has, got \w+"),
+        ("collectives", r"process 2: order of collectives: expected \w+ as process 0 has, got \w+"),
+        ("lanes", "process 2: lanes: expected 8 as process 0 has, got 12"),
+        ("weights", r"process 2: checkpoint: expected '?\w+'? as process 0 has, got '?\w+"),
+        ("kill", r"process 2 \(pid \d+ on .*\) has not answered|process 2 .* was ended by SIGKILL"),
+        ("stop", r"process 2 \(pid \d+ on .*\) has not answered|process 2 did not answer and was killed"),
+        ("sleep", r"process 2 \(pid \d+ on .*\) answers, but has stood at message 14"),
+    ],
+)
 def test_a_process_at_fault_ends_all_in_time_and_is_named(directory: Path, fault: str, expected: str) -> None:
     message, seconds, status = together(directory, fault)
     assert status != 0 and seconds < TIMEOUT, message
@@ -118,11 +125,14 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
         assert re.search(rf"{ends}|error: process {other}: .*process {faulty} ", message), message
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [
-    (["--", "inspect", "x"], "expected one of generate, score, decide, classify, embed after --, got 'inspect'"),
-    (["-n", "0", "--", "score"], "expected at least one process, got 0"),
-    (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--", "inspect", "x"], "expected one of generate, score, decide, classify, embed after --, got 'inspect'"),
+        (["-n", "0", "--", "score"], "expected at least one process, got 0"),
+        (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
+    ],
+)
 def test_what_cannot_be_launched_is_refused(arguments: list[str], expected: str) -> None:
     output = CliRunner().invoke(app, ["launch", *arguments])
     assert output.exit_code == 1 and expected in output.output
@@ -133,11 +143,13 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
     """The command, killed midway and run again, writes every row once."""
     rng = np.random.default_rng(0)
     lines = [{"id": i, "token_ids": rng.integers(0, 64, 1 + i % 30).tolist()} for i in range(120)]
-    extra, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    extra.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    settings.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "hybridlm", "launch", "-n", "4", "--devices", "1"]
     command += ["--timeout", str(TIMEOUT), "--", "score"]
-    command += ["--model", str(directory), str(extra), str(output), "--window", "8", "--context", "200", "--chunk", "5"]
+    command += [
+        "--model", str(directory), str(settings), str(output), "--window", "8", "--context", "200", "--chunk", "5",
+    ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
         parts = Path(f"{output}.parts")
         while first.poll() is None and len(list(parts.glob("part-*"))) < 3:
@@ -157,8 +169,10 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
 @pytest.mark.long
 def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path: Path) -> None:
     """The variables that srun sets for two tasks on one node, without our launcher."""
-    with socket.socket() as lm:
-        job = next(number for number in range(os.getpid(), os.getpid() + 4096) if lm.connect_ex(("", port_of(number))))
+    with socket.socket() as listener:
+        job = next(
+            number for number in range(os.getpid(), os.getpid() + 4096) if listener.connect_ex(("", port_of(number)))
+        )
     settings, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     settings.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
     command = [sys.executable, "-m", "hybridlm", "launch", "--devices", "1", "--timeout", str(TIMEOUT), "--", "score"]
@@ -172,8 +186,8 @@ def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path
     messages = [process.communicate(timeout=120)[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], messages
     actual = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
-    lm = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
-    for i, expected in enumerate(lm.score(PROMPTS)):
+    listener = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    for i, expected in enumerate(listener.score(PROMPTS)):
         logprobs = actual[i]["logprobs"][1:]
         np.testing.assert_allclose(logprobs, expected.logprobs[1:], rtol=0, atol=TOLERANCES["qwen3_5"])
 

@@ -27,7 +27,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"bad_words": [[42], [18, 16]], "min_tokens": 3, "stop_token_ids": [16, 61]},
     {"bad_words": ["t", "up"], "repetition_penalty": 1.5, "presence_penalty": 1.0},
 ]
-"""Each changes the samples."""
+"""Each changes what is sampled."""
 
 
 def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **options: Any) -> np.ndarray:
@@ -106,7 +106,7 @@ def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
     (token,) = {completion.token_ids[0]}
     final = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
     assert token not in final.token_ids and final.logprobs is not None
-    # Log-probabilities belong to the model.
+    # Log-probabilities are those of the model.
     score = text_lm.score([ids(text_lm) + final.token_ids])[0].logprobs[-len(final.token_ids) :]
     np.testing.assert_allclose(final.logprobs, score, atol=1e-4)
 
@@ -114,9 +114,10 @@ def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
     shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
-    assert Shape("generate", 1, 1) in shapes
-    for shape in (Shape("generate", 1, 1), Shape("generate", 1, 1, changes=64)):
-        assert (text_lm.engine.example_arguments(shape)[2].changes is not None) == bool(shape.changes)
+    assert text_lm.engine.generating(1, 1) in shapes
+    for shape in (Shape("generate", 1, 1, 1), Shape("generate", 1, 1, 1, changes=64)):
+        inputs = text_lm.engine.example_arguments(shape)[2]
+        assert (inputs.changes is not None) == bool(shape.changes)
 
 
 def test_the_number_of_changes_has_few_values() -> None:
@@ -127,7 +128,7 @@ def test_the_number_of_changes_has_few_values() -> None:
 def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
     assert isinstance(programs, Programs) and isinstance(engine, Engine)
-    shape = Shape("generate", 2, 1, changes=64)
+    shape = Shape("generate", 2, 1, 2, changes=64)
     programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(
         "hybridlm.steps.generate.changed_logits",

@@ -93,7 +93,8 @@ def changed_state(
         parsed = parse_path(f"layers{jax.tree_util.keystr(path)}")
         results.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
     state = SequenceState(first.states.position, jax.tree.unflatten(tree, results))
-    return chosen(jnp.concatenate([first.logits, lm.forward(text[at + 1 : -1], state=state).logits]), text)
+    rest = lm.forward(text[at + 1 : -1], state=state)
+    return chosen(jnp.concatenate([first.logits, rest.logits]), text)
 
 
 def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
@@ -264,7 +265,7 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     for edit in edits.values():
         edit.value[2] = np.nan
     edits[array].value[1] = np.nan
-    (final,) = lm.engine.program(EditShape(3))(rows, edits)
+    (final,) = lm.engine.program(EditShape(3, 3))(rows, np.arange(3, dtype=np.int32), edits)
     changed = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, final)):
         expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(tree) if p == path))
@@ -273,24 +274,25 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
             changed.append(path)
         assert leaf.tobytes() == expected.tobytes()
     assert len(changed) == 1
-    assert any(line.startswith("args[1]: Lane(") for line in lm.certificates["edit states of 3"].contract)
+    certificate = lm.certificates["edit states of 3 of 3"]
+    assert any(line.startswith("args[2]: Lane(") for line in certificate.contract)
 
 
 def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybridlm.LM) -> None:
     programs = text_lm.engine.programs
-    ones_value = np.ones(text_lm.config.hidden_size)
+    unit = np.ones(text_lm.config.hidden_size)
     text_lm.score(TEXTS[:3], interventions=[[], None, []])
     text_lm.score(
-        TEXTS[:3],
-        interventions=[[Intervention.add(ones_value, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []],
+        TEXTS[:3], interventions=[[Intervention.add(unit, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
     )
-    shape = Shape("score", 3, 5, 0, probes=ProbeShape(0, 0, 4, 0))
+    shape = Shape("score", 3, 5, 3, 0, probes=ProbeShape(0, 0, 4, 0))
     assert shape in programs.shapes
     count = len(programs.shapes)
-    many_value = [Intervention.add(-ones_value, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
+    many_value = [Intervention.add(-unit, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
     text_lm.score(TEXTS[:3], interventions=[many_value, many_value[:2], []])
     assert len(programs.shapes) == count
-    assert any(line.startswith("args[2].probes: Lane(") for line in text_lm.certificates[str(shape)].contract)
+    certificate = text_lm.certificates[str(shape)]
+    assert any(line.startswith("args[2].probes: Lane(") for line in certificate.contract)
     every = [Intervention.ablate_head(0, 0, positions=2 * i) for i in range(6)] * 11
     with pytest.raises(ValueError, match="at most 64 ablations.*66"):
         text_lm.score(TEXTS[:1], interventions=every)
@@ -352,7 +354,9 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
         (lambda: Intervention.ablate_head(0, 0, mixer="conv"), "mixer"),  # type: ignore[arg-type]
     ],
 )
-def test_what_the_model_lacks_is_refused_by_name(text_lm: hybridlm.LM, make: Callable[[], Intervention], words: str):
+def test_what_the_model_lacks_is_refused_by_name(
+    text_lm: hybridlm.LM, make: Callable[[], Intervention], words: str
+) -> None:
     steps = text_lm.engine.stats["steps"]
     with pytest.raises(ValueError, match=words):
         text_lm.score(TEXTS[:1], interventions=[make()])

@@ -48,7 +48,7 @@ PLATFORMS = [
     pytest.param("nvidia-h100", marks=pytest.mark.target_cuda),
     pytest.param("tpu-v5e", marks=pytest.mark.target_tpu),
 ]
-STEPS = [Shape("generate", 4, 8), Shape("generate", 4, 1)]
+STEPS = [Shape("generate", 4, 8, 4), Shape("generate", 4, 1, 4)]
 
 
 @pytest.mark.parametrize("target", PLATFORMS)
@@ -62,7 +62,7 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
 
 @pytest.mark.target_cuda
 @pytest.mark.parametrize(
-    ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8)), ("falcon_base", Shape("verify", 4, 5))]
+    ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8, 4)), ("falcon_base", Shape("verify", 4, 5, 4))]
 )
 def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
     """Mesh products transpose Mamba2's window; the new state must not be copied back."""
@@ -83,16 +83,19 @@ def steps_on_a_mesh(
 
 
 @pytest.mark.target_tpu
-@pytest.mark.parametrize(("name", "sizes"), [
-    ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
-    ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("kimi_base", {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_head_dim": 76, "model_max_length": 4096}),
+        ("lfm2_base", {"hidden_size": 256, "max_position_embeddings": 4096}),
+    ],
+)
 def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
     """Caches with heads of 576 or 64 numbers are not copied; they exceed on-chip memory."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     engine = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
-    (program,) = report_on(engine, [Shape("generate", 64, 1)]).steps
+    (program,) = report_on(engine, [Shape("generate", 64, 1, 64)]).steps
     assert program.faults == () and program.certificate is not None and program.certificate.not_audited is None
     assert program.floor_moved is not None and program.floor_moved < program.moved < 2.2 * program.floor_moved
 
@@ -111,7 +114,7 @@ def test_other_tpus(target: str) -> None:
 
 def one_decode_step(target: str) -> None:
     result = engine("dense_interval", target)
-    (program,) = report_on(result, [Shape("generate", 4, 1)]).steps
+    (program,) = report_on(result, [Shape("generate", 4, 1, 4)]).steps
     assert not program.faults and program.certificate is not None and program.certificate.not_audited is None
     assert program.certificate.versions.device == read_target(target).device_kind
 
@@ -134,7 +137,11 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
         packed = target_engine(
             read_target("nvidia-h100"), EngineConfig(kernels="auto", **of), config=config, recipe=recipe
         )
-        steps = [Shape("generate", 16, 1), Shape("generate", packed.prefill_rows, 256), Shape("score", 16, 64, 0)]
+        steps = [
+            Shape("generate", 16, 1, 16),
+            packed.generating(packed.prefill_lanes, 256),
+            Shape("score", 16, 64, 16, 0),
+        ]
         results[scheme] = report_on(packed, steps).steps
     for plain, packed in zip(results[None], results["int8"], strict=True):
         assert packed.faults == () and packed.certificate is not None
@@ -163,7 +170,8 @@ def two_live_values(executable: Executable, live: LiveValues, bound: BoundContra
 
 
 def successor_elsewhere(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    return replace(executable, module=replace(executable.module, aliases=executable.module.aliases[1:]))
+    aliases = executable.module.aliases
+    return replace(executable, module=replace(executable.module, aliases=aliases[1:]))
 
 
 def swapped_successors(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
@@ -223,10 +231,13 @@ def copies_in_the_devices_memory(executable: Executable, live: LiveValues, bound
 
 
 MUTANTS: dict[Mutant, FindingKind] = {
-    two_live_values: FindingKind.OVERLAP, successor_elsewhere: FindingKind.NOT_IN_PLACE,
-    swapped_successors: FindingKind.WRONG_SUCCESSOR, outside_its_allocation: FindingKind.MISPLACED,
-    no_place: FindingKind.UNPLACED, over_a_turned_operand: FindingKind.READ_AFTER_WRITE,
-}  # fmt: skip
+    two_live_values: FindingKind.OVERLAP,
+    successor_elsewhere: FindingKind.NOT_IN_PLACE,
+    swapped_successors: FindingKind.WRONG_SUCCESSOR,
+    outside_its_allocation: FindingKind.MISPLACED,
+    no_place: FindingKind.UNPLACED,
+    over_a_turned_operand: FindingKind.READ_AFTER_WRITE,
+}
 TPU_MUTANTS: dict[Mutant, FindingKind] = {
     written_while_copied: FindingKind.OVERLAP,
     copies_in_the_devices_memory: FindingKind.POOL_COPY,
@@ -245,7 +256,7 @@ def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
             return programs[-1]
 
         patch.setattr(compiling, "compile_with_assignment", noted)
-        step = result.program(Shape("generate", 4, 1))
+        step = result.program(Shape("generate", 4, 1, 4))
     return read(programs[0].compiled, programs[0].dump), step.calling.compiled_bound(step.bound)
 
 

@@ -18,7 +18,6 @@ from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
 from hybridlm.loading import load
-from hybridlm.programs.shapes import CopyShape
 from ir_passes.targets import read_target
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,7 +73,7 @@ def run(*options: str) -> Result:
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step is proved; the others equal any abstract model's."""
 
-    shapes = lambda engine, *_, **__: [CopyShape(engine.lanes, engine.lanes)]
+    shapes = lambda engine, *_, **__: [engine.moves.shapes(engine.rows)[0]]
     monkeypatch.setattr(verify, "all_shapes", shapes)
     results = [
         run(),
@@ -99,11 +98,14 @@ def test_a_scheme_is_of_a_plan() -> None:
         assert result.exit_code == 1 and "--scheme" in result.output
 
 
-@pytest.mark.parametrize(("name", "scheme", "target", "fits"), [
-    ("Qwen3-Next-80B", None, "nvidia-h200", False),
-    ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
-    ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "scheme", "target", "fits"),
+    [
+        ("Qwen3-Next-80B", None, "nvidia-h200", False),
+        ("Qwen3-Next-80B", "fp8-block", "nvidia-h200", True),
+        ("Qwen3-Next-80B", "nvfp4", "nvidia-h100", True),
+    ],
+)
 def test_published_models_fit(name: str, scheme: str | None, target: str, fits: bool) -> None:
     assert fit(name, scheme, target).fits == fits
     assert row(name, scheme) in (ROOT / "docs" / "quantised.md").read_text()

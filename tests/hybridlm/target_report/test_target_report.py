@@ -20,13 +20,14 @@ from jax.experimental import topologies
 from typer.testing import CliRunner, Result
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli import verify_target
+from hybridlm.cli import verify_report
 from hybridlm.cli.main import app
 from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.progress import counting_progress
+from hybridlm.rows.parts import PartShape
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
 from hybridlm.target_report.step_report import Floor, floor_of, step_report
@@ -42,7 +43,7 @@ from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float32"}
-SHAPES = DECODE, COPY = Shape("generate", 4, 1), CopyShape(4, 4)
+SHAPES = DECODE, KEEP = Shape("generate", 4, 1, 4), PartShape("state", True, 4, 1)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_floor_of_experts_and_keys() -> None:
     table = 97 * 32
     saved = model.state_size(result.row_arrays.dtype)
     vectors = sum(array.size for array in result.params if array.ndim < 2)
-    item = floor(result, Shape("generate", 1, 1))
+    item = floor(result, Shape("generate", 1, 1, 1))
     stored = sum(array.size * array.dtype.itemsize for array in result.params)
     assert every > experts == 2 * 8 * 3 * 16 * 32
     cached = saved.token * (2 * KV_BLOCK + 1)
@@ -116,7 +117,7 @@ def test_floor_of_experts_and_keys() -> None:
 def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
     """A quarter of the float32 bytes, and a bfloat16 scale per row."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
-    shape = Shape("generate", 1, 1)
+    shape = Shape("generate", 1, 1, 1)
     initial, final = floor(plain, shape), floor(packed, shape)
     assert final.flops == initial.flops
     saved = 0
@@ -130,10 +131,10 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
 
 def test_floor_of_prompts_samples_one_token() -> None:
     result = engine("dense_interval")
-    prompt, score = floor(result, Shape("generate", 4, 8)), floor(result, Shape("score", 4, 8, 0))
+    prompt, score = floor(result, Shape("generate", 4, 8, 4)), floor(result, Shape("score", 4, 8, 4, 0))
     head = 97 * 32
     assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
-    assert floor_of(result.row_arrays.model, COPY, result.placement, result.row_arrays.dtype, 256) is None
+    assert floor_of(result.row_arrays.model, KEEP, result.placement, result.row_arrays.dtype, 256) is None
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +225,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
 
 
 def test_step_that_is_not_compiled_is_a_fault_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = CopyShape(4, 2), COPY
+    shapes = PartShape("state", True, 2, 1), KEEP
     compiling(monkeypatch, "RESOURCE_EXHAUSTED: 83G exceeds 16G\nmore")
     report = report_on(engine(), shapes)
     assert not report.good and [bool(step.faults) for step in report.steps] == [True, False]
@@ -252,7 +253,9 @@ def test_mesh_has_the_devices_of_the_target() -> None:
 
 
 @pytest.mark.parametrize(("target", "platform"), [("nvidia-h100", "cuda"), ("tpu-v5e", "tpu")])
-def test_steps_are_exported_for_the_platform_of_the_target(target: str, platform: str, monkeypatch: pytest.MonkeyPatch):
+def test_steps_are_exported_for_the_platform_of_the_target(
+    target: str, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """JAX exports them with all of its checks: it promises to keep every custom call."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
@@ -271,19 +274,19 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     result = engine("sparse_base", target)
-    for shape in (DECODE, Shape("generate", 4, 8), COPY):
+    for shape in (DECODE, Shape("generate", 4, 8, 4), KEEP):
         step, _ = result.programs.step(shape)
         program = jax.make_jaxpr(step)(*result.example_arguments(shape))
         written = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "scatter"]
         shared = [ir.source_of(lm) for lm in written if not lm.params["unique_indices"]]
-        assert (written or shape is COPY) and shared == []
+        assert (written or shape is KEEP) and shared == []
 
 
 def test_progress_is_told_before_each_step(saved: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(saved / "cache"))
     lines: list[tuple[int, str]] = []
     report_on(engine(), SHAPES, lambda results, name: lines.append((results, name)))
-    assert lines == [(0, "generate 4x1"), (1, "copy 4 to 4")]
+    assert lines == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
 
 
 def run(*options: str) -> Result:
@@ -296,31 +299,34 @@ CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(saved / "cache"))
-    monkeypatch.setattr(verify_target, "shapes_of", lambda engine: SHAPES)
+    monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
-    assert "generate 4x1" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
+    assert "generate 4x1 of 4" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
     assert "GFLOP" in result.output and "…" not in result.output
     assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == [
-        "copy-4-to-4.json",
-        "generate-4x1.json",
+        "generate-4x1-of-4.json",
+        "keep-a-state-of-4.json",
     ]
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     output = from_json(TargetReport, result.output)
     assert result.exit_code == 0 and output.good and len(output.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
-    monkeypatch.setattr(verify_target, "read_target", lambda name: small)
+    monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (("--target", "nvidia-h100"), "--model or --config, got neither"),
-    ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
-    ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
-    ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
-    ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--target", "nvidia-h100"), "--model or --config, got neither"),
+        ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
+        ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
+        ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
+        ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
+    ],
+)
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
     result = run(*options)
     assert result.exit_code == 1 and message in result.output
@@ -341,7 +347,7 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
-    assert records == ["compiling generate 4x1 for nvidia-h100:2"]
+    assert records == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
     text = page.read_text()
     assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
     assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"

@@ -17,8 +17,10 @@ from calls_in_place import (
     check_rows_by_slot,
 )
 from instruction_sets import instruction_sets
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
+from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import IsolationError, Lane, LaneContract, Pool, compile_step

@@ -160,7 +160,7 @@ def rows_in(page: str, table: str) -> list[list[str]]:
 
 def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
     """Return the page with other rows of a table, in the order of `jobs`."""
-    order = [(mode,) for mode in MODES] if table == "kinds" else [job.key for job in jobs() if job.table == table]
+    order: list[tuple[str, ...]] = [(mode,) for mode in MODES] if table == "kinds" else [job.key for job in jobs() if job.table == table]
     listed = sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
     head = [f"| {' | '.join(HEADS[table])} |", "|---" * len(HEADS[table]) + "|"]
     text = "\n".join(["", *head, *(f"| {' | '.join(row)} |" for row in listed), "", ""])

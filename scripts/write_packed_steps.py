@@ -41,7 +41,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
     machine = read_target(TARGET)
     for scheme in schemes:
         for lanes, tokens in STEPS:
-            shape, scratch, over, faults, floor_bytes = Shape("generate", lanes, tokens), [], [], (), 0
+            scratch, over, faults, floor_bytes = [], [], (), 0
             for kernels in ("off", "auto"):
                 engine = target_engine(
                     machine,
@@ -49,6 +49,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
                     config=config,
                     recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
                 )
+                shape = engine.generating(lanes, tokens)
                 structure, rows = engine.row_arrays.model, engine.row_arrays.dtype
                 floor = floor_of(structure, shape, engine.placement, rows, CONTEXT)
                 report = step_report(shape, engine.program(shape), floor, machine, CONTEXT)

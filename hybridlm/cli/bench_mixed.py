@@ -76,7 +76,6 @@ def bench_mixed(
     Args:
         loading: options of `hybridlm.load`.
         models: name in the table -> checkpoint; the first one is compared with all others.
-        mixed: the requests.
         lanes, rounds: sequences at a time, and measured rounds.
         context: maximum tokens of a sequence; None for `DEFAULT_CONTEXT`.
         peers: the other engines, from `MixedOptions.peers`.

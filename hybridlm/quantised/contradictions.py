@@ -19,7 +19,6 @@ def contradictions(
     (routers, convolutions), and a plain tensor cannot be mistaken for another form.
 
     Args:
-        settings: the configuration.
         quantised: name -> tensors.
         plain: names of the other tensors.
     """

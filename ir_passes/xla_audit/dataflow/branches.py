@@ -66,8 +66,6 @@ def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequenc
     """True if the operands of a call already form its result in memory.
 
     Args:
-        module: the program.
-        call: the call.
         result, parts: bytes of the result and of each operand.
     """
     starts = [_cut_at(module, module.instructions[operand]) for operand in call.operands]

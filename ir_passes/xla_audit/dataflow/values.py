@@ -35,7 +35,6 @@ class LiveValue:
     """One value.
 
     Attributes:
-        instruction, index: its definition.
         slice: its bytes; None if it is not in the buffer assignment.
         start, stop: ticks of its definition and of its last reader, both included.
         gaps: ticks, both included, of branches that no longer need it; an alternative branch still needs it.
@@ -74,7 +73,6 @@ class LiveValues:
     """The flattened module.
 
     Attributes:
-        values: every value.
         of: instruction id -> index -> position in `values`.
         executed: instructions of all called computations in the order of the clock.
         looped: ids of instructions that run inside a loop.

@@ -96,7 +96,6 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 

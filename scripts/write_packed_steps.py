@@ -34,7 +34,6 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
     from hybridlm.checkpoint.quantise import Recipe
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 

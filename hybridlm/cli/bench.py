@@ -116,8 +116,7 @@ class Report:
 
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
     profile: Annotated[
-        bool,
-        typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
+        bool, typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill.")
     ] = False
     start: Annotated[
         bool,

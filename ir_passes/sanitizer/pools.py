@@ -66,12 +66,7 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
 
 
 def settle(
-    run: Walk,
-    where: ir.JaxprEqn | str,
-    tags: Tags | None,
-    shape: tuple[int, ...],
-    holders: Ints,
-    slots: Ints,
+    run: Walk, where: ir.JaxprEqn | str, tags: Tags | None, shape: tuple[int, ...], holders: Ints, slots: Ints
 ) -> tuple[Ints, Ints]:
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 

@@ -173,11 +173,7 @@ class Layer(nnx.Module):
 
 
 def lane_info(
-    tokens: Tokens,
-    lengths: Lengths,
-    positions: Positions,
-    kv_blocks: Int32[Array, ""] | int,
-    verifying: bool = False,
+    tokens: Tokens, lengths: Lengths, positions: Positions, kv_blocks: Int32[Array, ""] | int, verifying: bool = False
 ) -> LaneInfo:
     """Derive the masks of a step's lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]

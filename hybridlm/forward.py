@@ -441,7 +441,7 @@ def forward(
     source: Any = embeddings if token_ids is None else token_ids
     lanes, count = source.shape[:2]
     check_lengths(lanes, count, state, engine.context)
-    group = engine.bucket(lanes, engine.prefill_rows)
+    group = engine.bucket(lanes, engine.prefill_lanes)
     padded = -(-lanes // group) * group
     placement = engine.placement
     types = engine.row_arrays.abstract(padded, engine.context).layers

@@ -198,7 +198,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
         hosts: list[float] = []
         runs = [(side.name, partial(_step_seconds, side, work.tokens, own_sides[0], hosts)) for side in sides]
         timings = in_turns(runs, work.rounds, left_out)
-        shape, floors = Shape("generate", number, 1), dict[str, float]()
+        shape, floors = Shape("generate", number, 1, number), dict[str, float]()
         for name, each in models.items():
             placement, dtype = each.engine.placement, each.engine.row_arrays.dtype
             floor_of_step = floor_of(each.model, shape, placement, dtype, work.prompt + work.tokens)

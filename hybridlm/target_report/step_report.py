@@ -14,7 +14,7 @@ import jax
 from flax import nnx
 
 from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.target_report.kernel_reads import counted_kernels, known_inputs
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
@@ -117,7 +117,7 @@ class StepReport:
 
     Attributes:
         name: name of the shape.
-        lanes, tokens: of the step; 0 for moves of rows.
+        lanes, tokens: of the step; 0 for moves of states.
         failed: why XLA did not compile it; None if it did.
         certificate: certificate of the compiled step.
         kernels: runs of operations outside loops with a data-dependent number of iterations.
@@ -125,7 +125,7 @@ class StepReport:
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with this many iterations.
-        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of rows.
+        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of states.
         floor_seconds: the longer of both at the device's bandwidth and peak.
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
         tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
@@ -187,7 +187,7 @@ def step_report(
 
     Args:
         step: compiled for the target.
-        floor: floor of the step; None for moves of rows.
+        floor: floor of the step; None for moves of states.
         context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
         arguments: example arguments of the step; with them the reads of its kernels are counted.
     """
@@ -224,6 +224,4 @@ def _peak(kernels: Kernels, target: Target) -> float | None:
 
 
 def _sizes(shape: AnyShape) -> tuple[int, int]:
-    if isinstance(shape, Shape):
-        return shape.lanes, shape.tokens
-    return (shape.target if isinstance(shape, CopyShape) else 0), 0
+    return (shape.lanes, shape.tokens) if isinstance(shape, Shape) else (0, 0)

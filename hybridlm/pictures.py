@@ -37,7 +37,6 @@ class StateHistory:
     """Recurrent matrices of layers along a text of G groups of tokens.
 
     Attributes:
-        token_ids: the text.
         ends: int [G], tokens up to the end of each group.
         layers: int [L], numbers of the layers.
         norms: float32 [L, G, heads], Frobenius norm after each group.

@@ -21,7 +21,6 @@ class VllmSide:
 
     Args:
         python: interpreter of an environment with vLLM.
-        model: the checkpoint.
         dtype: dtype of weights and computation.
         lanes: sequences at a time.
         context: maximum tokens of a sequence.

@@ -8,7 +8,7 @@ import typer
 from hybridlm.cli.files.commands import EXIT_BAD_ROWS
 from hybridlm.cli.options import Debug, reported
 from hybridlm.multiprocess import environment
-from hybridlm.multiprocess.joining import join
+from hybridlm.multiprocess.heartbeat import join
 from hybridlm.multiprocess.launch import LaunchError
 from hybridlm.multiprocess.launch import launch as start
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.schemes import QuantisedTensor
 from hybridlm.quantised.settings import QuantisationSettings
 
@@ -19,7 +19,6 @@ def contradictions(
     (routers, convolutions), and a plain tensor cannot be mistaken for another form.
 
     Args:
-        settings: the configuration.
         quantised: name -> tensors.
         plain: names of the other tensors.
     """

@@ -3,6 +3,8 @@
 A kernel's loads have fixed sizes; how often they run follows from loop counts. These are computed from known operands:
 lengths, positions, and experts that are drawn uniformly. So a kernel that loops over a range of experts, or over a
 context's limit, is counted with all its reads, whatever its metadata declares.
+
+More than 300 lines: one interpreter of kernels with its operations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +157,7 @@ def _digest(value: Any) -> Any:
 
 
 @dataclass
-class _Memory:
+class _CountedMemory:
     """Memory of a kernel: an operand with its known block, or another one, which is not counted."""
 
     number: int | None
@@ -188,7 +190,7 @@ class _Instance(_Values):
 
     _max_contiguous = _multiple_of
 
-    def _charge(self, memory: _Memory, eqn: ir.JaxprEqn) -> None:
+    def _charge(self, memory: _CountedMemory, eqn: ir.JaxprEqn) -> None:
         if memory.number is not None:
             (var, *_) = eqn.outvars
             size = prod(ir.shape_of(var)) * np.dtype(var.aval.dtype).itemsize
@@ -203,7 +205,7 @@ class _Instance(_Values):
         return [_indexed(memory.content, transforms, indexers, ir.shape_of(eqn.outvars[0]))]
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
-        memory = next(arg for arg in args if isinstance(arg, _Memory))
+        memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
         self._charge(memory, eqn)
         return [UNKNOWN]
 
@@ -237,7 +239,7 @@ class _Instance(_Values):
         body, length = ir.closed(eqn.params["jaxpr"]), int(eqn.params["length"])
         consts, carries = ir.scan_counts(eqn)
         carry = list(args[consts : consts + carries])
-        xs = [arg if isinstance(arg, _Memory) else UNKNOWN for arg in args[consts + carries :]]
+        xs = [arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in args[consts + carries :]]
 
         def turn(carry: list[Any]) -> tuple[dict[int, int], list[Any]]:
             part = _Instance(self.ids, self.grid)
@@ -274,7 +276,7 @@ class _Instance(_Values):
     def _repeat(self, turn: Callable[[list[Any]], tuple[dict[int, int], list[Any]]], carry: list[Any], times: int):
         """Add the loads of all iterations: of one, or one by one if they differ."""
         try:
-            loaded, _ = turn([arg if isinstance(arg, _Memory) else UNKNOWN for arg in carry])
+            loaded, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
         except UncountedKernel:
             if times > MAX_TURNS:
                 raise
@@ -336,7 +338,7 @@ def _loaded(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[int, ...]:
         raise UnreadableKernel("a grid or blocks whose sizes are computed")
     grid = tuple(map(int, mapping.grid))
     blocks = [Blocks.of(block, grid) for block in mapping.block_mappings[: mapping.num_inputs]]
-    others = [_Memory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
+    others = [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
     known = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
     # Instances that differ along another axis have the same known operands, and mostly the same loops.
     axes = set().union(*(block.axes for block, array in zip(blocks, known, strict=True) if array is not UNKNOWN))
@@ -358,7 +360,7 @@ def _sum_loads(
         key = (numbers if needs_numbers else None), tuple(map(_digest, contents))
         if key not in counted:
             instance = _Instance(numbers if needs_numbers else (UNKNOWN,) * len(grid), grid)
-            instance.run(jaxpr, (), [*map(_Memory, range(len(blocks)), contents), *others])
+            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
             counted[key] = instance.loaded
         total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
     times = prod(size for axis, size in enumerate(grid) if axis not in axes)

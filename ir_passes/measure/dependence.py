@@ -28,7 +28,7 @@ class Dependence:
     """The measured dependence of lanes on lanes.
 
     Attributes:
-        changed: [lane out][lane in], whether a result or a row of the first has changed with the second.
+        changed: matrix of lanes; entry `[i][j]` is True if a result or a row of lane i changed with lane j.
     """
 
     changed: tuple[tuple[bool, ...], ...]

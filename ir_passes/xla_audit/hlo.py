@@ -12,8 +12,8 @@ import jax
 
 from ir_passes.jaxpr import jax_private
 from ir_passes.xla_audit import hlo_schema
+from ir_passes.xla_audit.collectives import read_groups
 from ir_passes.xla_audit.damage import HloError, hlo_errors
-from ir_passes.xla_audit.device_groups import read_groups
 from ir_passes.xla_audit.program import (
     Allocation,
     Array,
@@ -33,7 +33,6 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
     """Read the module and the buffer assignment of a compiled executable.
 
     Args:
-        compiled: the executable.
         dump: HloProto of the same executable, if the executable does not expose its buffer assignment
             (`buffer_assignment.compile_with_assignment`).
         placed: whether the buffer assignment is required; if not, a missing assignment is empty.

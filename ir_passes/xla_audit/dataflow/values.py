@@ -22,8 +22,7 @@ from ir_passes.xla_audit.dataflow.asynchronous import (
     finished,
     handed_on,
 )
-from ir_passes.xla_audit.dataflow.branches import Branches, ConditionalBranch, gaps_of
-from ir_passes.xla_audit.dataflow.joined import JOINING, fill
+from ir_passes.xla_audit.dataflow.branches import JOINING, Branches, fill, gaps_of
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
@@ -36,7 +35,6 @@ class LiveValue:
     """One value.
 
     Attributes:
-        instruction, index: its definition.
         slice: its bytes; None if it is not in the buffer assignment.
         start, stop: ticks of its definition and of its last reader, both included.
         gaps: ticks, both included, of branches that no longer need it; an alternative branch still needs it.
@@ -75,7 +73,6 @@ class LiveValues:
     """The flattened module.
 
     Attributes:
-        values: every value.
         of: instruction id -> index -> position in `values`.
         executed: instructions of all called computations in the order of the clock.
         looped: ids of instructions that run inside a loop.
@@ -304,7 +301,7 @@ class _Flow:
             results.append(self._walk(self._module.computations[id], {0: operand}))
             self._use(results[-1].values(), self._tick())
             used = {value: stop for value, stop in enumerate(self._stop) if begin <= stop < FOREVER}
-            branches.ran.append(ConditionalBranch(begin, self._clock, used))
+            branches.ran.append((begin, self._clock, used))
         self._branches.append(branches)
         leave = self._tick()
         leaves, merged = Leaves(), dict[tuple[int, ...], int]()

@@ -312,8 +312,11 @@ TWO_FILES = ("in.jsonl", "out.jsonl")
         (("generate", "A", "--n", "0"), "n: expected"),
         (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
         (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("score", "in.jsonl", "out.csv"), "out.csv: expected a name that ends in .jsonl or .parquet"),
-        (("score", "in.csv", "out.jsonl"), "in.csv: expected a name that ends in .jsonl, .parquet or .txt"),
+        (
+            ("score", "in.jsonl", "out.tsv"),
+            "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
+        ),
+        (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
         (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
         (("score", "in.jsonl", "in.jsonl"), "is also the input"),
         (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
@@ -324,7 +327,7 @@ TWO_FILES = ("in.jsonl", "out.jsonl")
         (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
         (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
         (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("decide", "in.txt", "out.jsonl"), "in.txt: expected requests as JSON lines"),
+        (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
         (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
         (("bench", "--json", "no/figures.json"), "no: no such directory"),
         (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
@@ -558,7 +561,7 @@ def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_warmup_fails_where_a_step_is_not_kept(kept: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    origins = {Shape("generate", 1, 1): Origin(True, {}, True), Shape("generate", 2, 1): Origin(False, {}, kept)}
+    origins = {Shape("generate", 1, 1, 1): Origin(True, {}, True), Shape("generate", 2, 1, 2): Origin(False, {}, kept)}
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
     result = run("warmup", "-m", "tiny")
@@ -679,7 +682,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
     """Three lanes exchange their states after every step: all answers differ from those alone."""
 
     def swap(pools: Any, owners: list[Any]) -> Any:
-        if len(owners) != 3:
+        if None in owners:
             return pools
         return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])], pools)
 

@@ -350,6 +350,9 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
     if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
         return result.replace(fact=replace(x, padding="last"))
+    if site.name == "clamp" and isinstance(facts[1], LaneOfToken):
+        if (constant_of(operands[0]), constant_of(operands[2])) == (0, lanes - 1):
+            return result.replace(fact=replace(facts[1], padding="last"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:
         return result.replace(fact=finite_mask)
@@ -371,11 +374,9 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if pair is not None and isinstance(result.owner, Mixed):
         return result.replace(fact=pair)
     shared = _shared_padding(site, operands)
-    return (
-        result
-        if shared is None or result.fact or result.owner != tokens(*shared)
-        else result.replace(fact=SharedPadding(shared[1], shared[0]))
-    )
+    if shared is not None and not result.fact and result.owner == tokens(*shared):
+        return result.replace(fact=SharedPadding(shared[1], shared[0]))
+    return result if result.fact else result.replace(fact=_limited_numbers(site, operands))
 
 
 def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None:
@@ -403,6 +404,22 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
         if number is not None and math.isinf(number):
             return IsFinite(x.number, frozenset({str(number)}), when=False)
     return None
+
+
+def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
+    """Return the numbers that limited elements are not; None without finite limits.
+
+    An element is one of the operands' elements, or nan if one of these is nan. It is at most the finite operand of a
+    minimum, and at least the finite operand of a maximum. `clamp` is the minimum of a maximum.
+    """
+    if site.name not in ("max", "min", "clamp"):
+        return None
+    literals = [_literal(site, atom) for atom in site.eqn.invars]
+    numbers = [value.fact for value, literal in zip(operands, literals, strict=True) if literal is None]
+    if len(numbers) != 1 or not all(literal is None or math.isfinite(literal) for literal in literals):
+        return None
+    limits = {"max": {"-inf"}, "min": {"inf"}, "clamp": {"inf", "-inf"}}[site.name]
+    return Finite(frozenset(limits | (numbers[0].excluded if isinstance(numbers[0], Finite) else set())))
 
 
 def _lane_numbers(site: Site, value: Value) -> LaneRows | None:

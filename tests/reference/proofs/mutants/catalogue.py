@@ -8,6 +8,7 @@ from mutants import (
     keys_and_bounds,
     lanes,
     lost_facts,
+    mutable_arrays,
     owners,
     packed,
     rule_parameters,
@@ -17,10 +18,21 @@ from mutants import (
     unnamed,
     verification,
 )
-from mutants.kernels import declared, grid_kernels, read_kernels, whole_kernels
+from mutants.kernels import buffered_kernels, declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
-from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
+from mutants.rows import (
+    held_rows,
+    idle,
+    indices,
+    padding,
+    page_tables,
+    places,
+    pools,
+    row_caches,
+    row_numbers,
+    whole_pools,
+)
 from mutants.tokens import token_indices, token_scans, token_sums
 
 THEMES = (
@@ -43,9 +55,12 @@ THEMES = (
     read_kernels,
     whole_kernels,
     grid_kernels,
+    buffered_kernels,
     unnamed,
     idle,
+    held_rows,
     lost_facts,
+    mutable_arrays,
     sequences,
     boundaries,
     executables,

@@ -6,10 +6,12 @@ from zoo import (
     chunked,
     experts,
     gated_delta,
+    held_rows,
     labelled_layers,
     layers,
     loops,
     mamba,
+    mutable_arrays,
     packed,
     pages,
     row_caches,
@@ -18,7 +20,7 @@ from zoo import (
     token_neighbours,
     verification,
 )
-from zoo.kernels import grid_kernels, read_kernels, whole_kernels
+from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
 from zoo.tokens import token_indices, token_scans, token_sums
@@ -26,6 +28,7 @@ from zoo.tokens import token_indices, token_scans, token_sums
 THEMES = (
     gated_delta,
     mamba,
+    mutable_arrays,
     packed,
     token_neighbours,
     token_indices,
@@ -38,10 +41,12 @@ THEMES = (
     loops,
     row_caches,
     rows,
+    held_rows,
     pages,
     read_kernels,
     whole_kernels,
     grid_kernels,
+    buffered_kernels,
     speculative,
     sharded,
     sharded_experts,

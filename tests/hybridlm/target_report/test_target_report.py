@@ -38,6 +38,7 @@ from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
+from models.mixers.kv_cache import KVCache
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
 
@@ -206,8 +207,9 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
     step: Any = SimpleNamespace(kernels=Kernels(found), certificate=None)
+    cache = KVCache(jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32"), None)
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
-        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK)
+        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (cache,))
         assert (report.turns, report.kernels, report.moved, report.flops) == (turns, 1, *[1 + 10 * turns] * 2)
 
 

@@ -356,9 +356,10 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
             return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
-    lane = facts[site.name == "clamp"]
-    if site.name in ("min", "clamp") and isinstance(lane, LaneOfToken) and constant_of(operands[-1]) == lanes - 1:
-        if site.name == "min" or constant_of(operands[0]) == 0:
+    lane = next((fact for fact in facts if isinstance(fact, LaneOfToken)), None)
+    if site.name in ("min", "clamp") and lane is not None:
+        limits = [constant_of(value) for value in operands if value.fact != lane]
+        if limits in ([lanes - 1], [0, lanes - 1]):
             return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="last"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:

@@ -22,7 +22,7 @@ from mutants.kernels import buffered_kernels, declared, grid_kernels, read_kerne
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
 from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
-from mutants.tokens import token_indices, token_scans, token_sums
+from mutants.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     padding,
@@ -57,6 +57,7 @@ THEMES = (
     token_neighbours,
     token_indices,
     token_scans,
+    token_loops,
     token_sums,
     tenants,
     verification,

@@ -33,7 +33,7 @@ from mutants.rows import (
     row_numbers,
     whole_pools,
 )
-from mutants.tokens import token_indices, token_scans, token_sums
+from mutants.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     padding,
@@ -69,6 +69,7 @@ THEMES = (
     token_neighbours,
     token_indices,
     token_scans,
+    token_loops,
     token_sums,
     tenants,
     verification,

@@ -102,9 +102,9 @@ class RowPool:
             raise SlotError(SlotFault.LANES.fault("", message))
         lane_rows = list[int]()
         for device, part in enumerate(parts):
-            own = range(device * part_rows, (device + 1) * part_rows)
-            unused = (row for row in own if row not in part)
-            lane_rows += own if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
+            device_rows = range(device * part_rows, (device + 1) * part_rows)
+            unused = (row for row in device_rows if row not in part)
+            lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
         lane_of = {row: lane for lane, row in enumerate(lane_rows)}
         numbers = np.array(lane_rows, np.int32)
         return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)))

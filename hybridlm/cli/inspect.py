@@ -151,5 +151,5 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens))
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, range(shape.lanes)))
     return params, jax.tree.map(filled, rows), inputs

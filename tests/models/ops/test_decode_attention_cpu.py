@@ -1,4 +1,4 @@
-"""Kernels for attention of a few tokens on CPUs, as XLA calls them: numbers, declarations, caches in place."""
+"""CPU kernels for attention of few tokens under XLA: numbers, declarations, caches in place."""
 
 import itertools
 from dataclasses import replace
@@ -51,7 +51,7 @@ of: Any = AttentionInputs
 
 
 def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
-    """Random lanes at different positions; padding tokens, and the caches from each position on, are NaN."""
+    """Random lanes at different positions; padding and unwritten cache positions are NaN."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes = len(POSITIONS)
@@ -145,7 +145,7 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_keep_their_bits(kind: str) -> None:
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = inputs(kind, 3)
     expected = kernel(kind, operands)
     lanes = range(len(POSITIONS))

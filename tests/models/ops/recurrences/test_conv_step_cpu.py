@@ -1,4 +1,4 @@
-"""Kernels for a few tokens of a short convolution on CPUs, as XLA calls them: numbers, declarations, in place."""
+"""CPU kernels for short convolutions under XLA: numbers, declarations, in-place updates."""
 
 from dataclasses import replace
 from functools import partial
@@ -41,7 +41,7 @@ Draw = np.random.default_rng(0).normal
 
 
 def arguments(tokens: int = 1, taps: int = 4, channels: int = 37, dtype: Any = jnp.float32) -> tuple[Any, ...]:
-    """Draw windows, lengths, inputs and fresh lanes: one lane idle, one fresh; what is not used is NaN."""
+    """Draw windows, lengths, inputs and fresh lanes (one idle, one fresh) with NaN elsewhere."""
     lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
     x, state = Draw(size=(LANES, tokens, channels)), Draw(size=(LANES, taps - 1, channels))
     x[np.arange(tokens)[None] >= lengths[:, None]] = np.nan
@@ -83,7 +83,7 @@ def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypatch: pytest.MonkeyPatch):
-    """Windows are rounded as the layer rounds them; an idle lane's keeps its bits, NaN and all."""
+    """Windows are rounded as in the layer; idle lanes keep their bits, also NaN."""
     monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for tokens, taps, channels, biased, activated in (
         (1, 4, 37, True, True),
@@ -105,7 +105,7 @@ def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypa
 
 
 def test_rows_by_slot():
-    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
+    """Unnamed rows and rows of idle lanes keep their bits; other lanes reuse rows."""
     state, *rest = arguments(3)
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
     pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
@@ -185,7 +185,7 @@ def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
 
 
 def test_each_device_of_a_mesh_has_its_lanes_and_channels():
-    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    """Proved, audited and in place on each device, with the bits of one device."""
     args = tuple(array[:4] for array in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
     weight, bias = weights(38)
     by_channel = P("data", None, "model")
@@ -291,7 +291,7 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 
 def test_lanes_keep_their_bits():
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     args = arguments(3)
     results = kernel(*args)
     for lane in range(LANES):

@@ -77,7 +77,7 @@ def test_kernel_computes_the_recurrence(form: str, instructions: str):
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_rows_by_slot(form: str):
-    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
+    """Unnamed rows and rows of idle lanes keep their bits; other lanes reuse rows."""
     operands = inputs(form, 9, 20)
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
     pool = jnp.full((8, *operands.state.shape[1:]), jnp.nan).at[slots].set(operands.state)
@@ -172,7 +172,7 @@ def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
-    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    """Proved, audited and in place on each device, with the bits of one device."""
     operands = jax.tree.map(lambda x: x[:4], several(form))  # the second lane is idle, the fourth fresh
     state, _, rest = arguments(operands)
     lengths = jnp.array([3, 0, 3, 3], jnp.int32)
@@ -273,7 +273,7 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = several(form)
     output, state = kernel(operands)
     for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):

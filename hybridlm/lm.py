@@ -35,10 +35,9 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask, compare_texts, text_model_of
 from hybridlm.score_files.options import FileOptions, FileSettings
-from hybridlm.score_files.report import ScoreFileReport
 from hybridlm.score_files.run_file import run_file
 from hybridlm.score_files.score_task import ScoreTask
-from hybridlm.score_files.task import Task
+from hybridlm.score_files.task import ScoreFileReport, Task
 from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings
@@ -339,9 +338,9 @@ class LM:
         """
         check_pooling(pooling)
         ids = self.text_model.text_inputs.encode_all(texts, "texts")
-        embeddings = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
-        require_finite(embeddings.wrong, "texts[{}]".format)
-        return embeddings.vectors
+        vectors, wrong = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        require_finite(wrong, "texts[{}]".format)
+        return vectors
 
     def embed_file(
         self, input: File, output: File, *, pooling: Pooling = "last", normalised: bool = True,

@@ -46,7 +46,6 @@ from torchao.quantization.quantize_.workflows.int4.int4_tensor import _int4_symm
 from transformers import BitsAndBytesConfig, TorchAoConfig
 
 NAME = "layer.weight"
-Config = BitsAndBytesConfig | TorchAoConfig
 
 
 class Matrix(NamedTuple):
@@ -179,7 +178,7 @@ def matrices() -> Mapping[str, Matrix]:
     }
 
 
-CHECKPOINTS: Mapping[str, Config] = {
+CHECKPOINTS: Mapping[str, Any] = {
     "bitsandbytes/dense_interval": BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
     ),
@@ -219,7 +218,7 @@ def provenance() -> dict[str, str]:
     return {"command": "python scripts/make_libraries_golden.py"} | {name: version(name) for name in libraries}
 
 
-def write_quantised(folder: pathlib.Path, model: str, config: Config) -> None:
+def write_quantised(folder: pathlib.Path, model: str, config: Any) -> None:
     with tempfile.TemporaryDirectory() as source, tempfile.TemporaryDirectory() as plain:
         write_source(pathlib.Path(source), model, WIDE[model])
         auto: Any = transformers.AutoModelForCausalLM
@@ -229,7 +228,7 @@ def write_quantised(folder: pathlib.Path, model: str, config: Config) -> None:
         quantised = numbers_of(module)
         written = load_file(folder / "model.safetensors")
         with safe_open(pathlib.Path(source, "model.safetensors"), "pt") as file:
-            wide = {name: quantised.get(name, written.get(name)).float().contiguous() for name in file.keys()}
+            wide = {name: (written | quantised)[name].float().contiguous() for name in file.keys()}
         save_file(wide, pathlib.Path(plain, "model.safetensors"))
         settings = json.loads((folder / "config.json").read_text())
         settings.pop("quantization_config")
@@ -242,7 +241,7 @@ def numbers_of(module: Any) -> Tensors:
     """Return the numbers of each quantised weight of a model, in float32."""
     numbers = Tensors()
     for name, layer in module.named_modules():
-        parameter = getattr(layer, "weight", None)
+        parameter: Any = getattr(layer, "weight", None)
         if isinstance(parameter, bitsandbytes.nn.Params4bit):
             state = parameter.quant_state
             state.dtype = torch.float32

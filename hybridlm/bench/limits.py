@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from hybridlm.devices.machine import cores
-from hybridlm.target_report.floor import Floor
+from hybridlm.target_report.step_report import Floor
 from ir_passes.targets import local_target
 
 DEFAULT_SQUARE = 2048

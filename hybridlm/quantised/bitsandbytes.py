@@ -105,7 +105,7 @@ def _nested(tensors: Tensors, state: Mapping[str, Any], blocks: int) -> NestedSc
     tensors.expect_shape("nested scale", [-(-blocks // block)])
     if state.get("nested_dtype", "float32") != "float32":
         raise Mismatch(f"{tensors.members['state']}: expected nested_dtype float32, found {state['nested_dtype']!r}")
-    if type(offset) not in (int, float) or not math.isfinite(offset):
+    if isinstance(offset, bool) or not isinstance(offset, int | float) or not math.isfinite(offset):
         raise Mismatch(f"{tensors.members['state']}: expected nested_offset, a number, found {offset!r}")
     return NestedScales(block, float(offset))
 

@@ -49,7 +49,7 @@ def float4_e2m1(codes: UInt8[np.ndarray, "*rows bytes"]) -> Float32[np.ndarray, 
 def table_numbers(
     codes: UInt8[np.ndarray, " byte"], table: Float32[np.ndarray, "16"], count: int
 ) -> Float32[np.ndarray, " count"]:
-    """Return the values of 4-bit codes by a table, two per byte, the first in the high nibble."""
+    """Return the values of 4-bit codes in a table, two per byte, high nibble first."""
     pairs = np.stack([table[np.arange(256) >> 4], table[np.arange(256) & 15]], axis=-1)
     return pairs[codes].reshape(-1)[:count]
 

@@ -139,10 +139,10 @@ def _tabled(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     stored = np.ascontiguousarray(read(tensor.parts["codes"])).view(np.uint8).reshape(-1)
     numbers, scale = table_numbers(stored, table, math.prod(tensor.shape)), tensor.scales(read)
     block = tensor.block[1]
-    whole = numbers.size // block * block
-    blocks = numbers[:whole].reshape(-1, block)
+    end = numbers.size // block * block
+    blocks = numbers[:end].reshape(-1, block)
     np.multiply(blocks, scale[: len(blocks), None], out=blocks)
-    numbers[whole:] *= scale[-1]
+    numbers[end:] *= scale[-1]
     return numbers.reshape(tensor.shape)
 
 

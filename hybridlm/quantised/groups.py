@@ -13,6 +13,18 @@ from hybridlm.quantised.schemes import QuantisedTensor, Read
 from hybridlm.quantised.shapes import ADVICE, Hints, Mismatch, TensorInfo, Tensors
 from hybridlm.quantised.torchao import PART, UNUSED, torchao_tensor
 
+# Wrappers of the language model in tensor names; lists in configurations are written for one of them or another.
+_WRAPPERS = ("model", "language_model", "backbone")
+
+
+def module_name(name: str) -> str:
+    """Return a module's name without `.weight` and without the wrappers of the language model."""
+    parts = name.removesuffix(".weight").split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(parts)
+
+
 _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 # Scales of activations and of the KV cache: neither is quantised here.
 _IGNORED = ("input_scale", "input_global_scale", "input_scale_ub", "activation_scale", "output_scale")

@@ -24,7 +24,6 @@ class PackedForm:
         kind: kind of the codes (see `QuantisedWeight`).
         inputs: entries of a row.
         groups: scales of a row.
-        scale_dtype: dtype of the scales.
         has_matrix_scale: True if the complete matrix has a scale as well.
         zero: dtype of the zero points of groups: the dtype of the codes, or "float32" for zero points that are
             subtracted from the product with the scale; None without zero points.
@@ -64,7 +63,6 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     """Return the packed form of a weight; None if it can only be dequantised.
 
     Args:
-        tensor: the weight.
         scale_dtype: safetensors dtype of its scales.
         read: reads the order of its columns and zero points of "int8", if stored: most files store trivial ones.
     """
@@ -136,8 +134,8 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         return PackedArrays(form, stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
     scale = tensor.scales(read)
     if tensor.scheme == "llm-int8":
-        whole = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
-        return PackedArrays(form, stored, scale[..., None].astype(scale_type), whole)
+        factor = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
+        return PackedArrays(form, stored, scale[..., None].astype(scale_type), factor)
     if tensor.scheme == "fp8-block":
         height, width = tensor.block
         scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))

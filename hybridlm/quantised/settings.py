@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from hybridlm.quantised import bitsandbytes, torchao
-from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
 
@@ -69,7 +69,6 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
     """Read a checkpoint's configuration of quantisation.
 
     Args:
-        config: config.json.
         hf_quant_config: hf_quant_config.json; None if it is missing.
     """
     entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]

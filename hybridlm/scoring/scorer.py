@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of texts (prompt logprobs), prefilled in the rows of the prefill pool.
+"""Scoring: log-probabilities of texts (prompt logprobs), prefilled in a pool with a row for each lane.
 
 The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
 lanes with the widest next step run first, so that all lanes of a step are in use.
@@ -19,10 +19,8 @@ from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.finished import KeptTexts
-from hybridlm.scoring.lanes import Models, TextPart, enter, leave, may_begin, widest_step
-from hybridlm.scoring.queue import Questions, ScoringQueue
-from hybridlm.scoring.text import ScoredText, T
+from hybridlm.scoring.queue import Models, Questions, ScoringQueue, TextPart, enter, leave, may_begin, widest_step
+from hybridlm.scoring.text import ScoredText, T, keep, restored
 from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
 
@@ -156,18 +154,19 @@ def prefilled(
         full_lanes: use all lanes for any number of texts.
     """
     first = engines[0]
-    storage = None if first.finished is None or probing is not None else KeptTexts(first.finished)
-    if storage is not None:
+    finished = None if probing is not None else first.finished
+    call = 0 if finished is None else finished.begin_call()
+    if finished is not None:
 
         def empty(i: int) -> T:
             return make(i, texts[i], prefix, question=question, query=None if question is None else question.texts[i])
 
-        restored = storage.restored(texts, empty)
-        yield from restored.values()
-        texts = {i: tokens for i, tokens in texts.items() if i not in restored}
+        stored = restored(finished, call, texts, empty)
+        yield from stored.values()
+        texts = {i: tokens for i, tokens in texts.items() if i not in stored}
         if not texts:
             return
-    limit = min(engine.prefill_rows for engine in engines)
+    limit = min(engine.prefill_lanes for engine in engines)
     size = max(engine.bucket(limit if full_lanes else len(texts), limit) for engine in engines)
     states = 0 if probing is not None else min(max_held(engine, size) for engine in engines)
     waiting = ScoringQueue(
@@ -176,24 +175,22 @@ def prefilled(
     models: list[tuple[Engine, RowPool]] = []
     try:
         for engine in engines:
-            if waiting.shares:
-                engine.give_up("decode")
-            models.append((engine, engine.borrow("prefill", size)))
+            models.append((engine, engine.borrow(size)))
         for text in _prefill(models, waiting, step, probing):
-            if storage is not None:
-                storage.add(text)
+            if finished is not None:
+                keep(finished, call, text)
             yield text
     finally:
         for engine, pool in models:
-            engine.give_back("prefill", pool)
+            engine.give_back(pool)
 
 
 def max_held(engine: Engine, lanes: int) -> int:
     """Return the maximum number of states of shared prefixes.
 
-    One for each lane and one for a nested prefix, at least two, and at most the decode rows of a device: the memory of
-    those rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text
-    depend on texts and settings alone.
+    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
+    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
+    on texts and settings alone.
     """
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
@@ -245,15 +242,17 @@ def _dispatch(
 ) -> tuple[Any, list[TextPart[T]]]:
     """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
-    batch = Batch.of(feeds, width)
+    pools = [pool for _, pool in models]
+    _, lane_map = pools[0].arrange((), pools[0].size)  # a row for each lane
+    batch = Batch.of(feeds, width, lane_map.slots)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
         inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
-    shape, counts = Shape.of(inputs, step.top), np.asarray(batch.lengths)
+    shape, counts = Shape.of(inputs, len(active), step.top), np.asarray(batch.lengths)
     outputs = []
     for i, (engine, pool) in enumerate(models):
         owners = [None if text is None else text.copies[i] for text in active]
-        outputs.append(engine.run(shape, pool, inputs, owners=owners, counts=counts))
+        outputs.append(engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts))
     stepped = [
         (lane, text, feed)
         for lane, (text, feed) in enumerate(zip(active, feeds, strict=True))
@@ -264,7 +263,7 @@ def _dispatch(
             copy.consumed += len(feed.tokens)
     reads = {}
     if probing is not None:
-        reads = probing.after_step(models[0][1], [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
+        reads = probing.after_step(pools[0], lane_map, [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
     parts: list[TextPart[T]] = []
     for lane, text, feed in stepped:
         count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)

@@ -15,10 +15,10 @@ from jax import lax
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import index_terms
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
 from ir_passes.kernels.copies import Copies, Copy, Key, Loop, Semaphore, Semaphores
 from ir_passes.kernels.index_terms import Term
 from ir_passes.kernels.memory import MAX_CONSTANT, MAX_UNROLLED, UnreadableKernel, uninitialized, within
-from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, StepPart
 
 
 class Ref:

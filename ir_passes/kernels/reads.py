@@ -145,7 +145,7 @@ class _Step(_Values):
             if key not in self._counted:
                 self._counted[key] = _loaded(eqn, args)
             shapes = tuple(map(ir.shape_of, eqn.invars))
-            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(atom.aval.dtype).itemsize for atom in eqn.invars)
+            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
             self._found.append(KernelReads(eqn.params["name"], shapes, self._counted[key], sizes))
         except (UncountedKernel, UnreadableKernel):
             pass
@@ -173,13 +173,14 @@ class _Instance(_Values):
         loaded: bytes by operand.
     """
 
-    ids: tuple[int, ...]
+    ids: tuple[int | None, ...]
     grid: tuple[int, ...]
     loaded: dict[int, int] = field(default_factory=dict)
     limit = MAX_KNOWN_INSIDE
 
     def _program_id(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
-        return [np.int32(self.ids[eqn.params["axis"]])]
+        number = self.ids[eqn.params["axis"]]
+        return [UNKNOWN if number is UNKNOWN else np.int32(number)]
 
     def _num_programs(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         return [np.int32(self.grid[eqn.params["axis"]])]
@@ -192,7 +193,7 @@ class _Instance(_Values):
     def _charge(self, memory: _CountedMemory, eqn: ir.JaxprEqn) -> None:
         if memory.number is not None:
             (var, *_) = eqn.outvars
-            size = prod(ir.shape_of(var)) * np.dtype(var.aval.dtype).itemsize
+            size = prod(ir.shape_of(var)) * np.dtype(ir.dtype_of(var)).itemsize
             self.loaded[memory.number] = self.loaded.get(memory.number, 0) + size
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
@@ -338,22 +339,41 @@ def _loaded(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[int, ...]:
     grid = tuple(map(int, mapping.grid))
     blocks = [Blocks.of(block, grid) for block in mapping.block_mappings[: mapping.num_inputs]]
     others = [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
-    alike = all(value.primitive.name != "while" for value in ir.all_eqns(jaxpr, opaque=True))
-    total: dict[int, int] = {}
-    for ids in [(0,) * len(grid)] if alike else list(np.ndindex(*grid)):
-        instance = _Instance(tuple(map(int, ids)), grid)
-        memory = [_CountedMemory(number, _block(block, args[number], instance)) for number, block in enumerate(blocks)]
-        instance.run(jaxpr, (), [*memory, *others])
-        total = {k: total.get(k, 0) + instance.loaded.get(k, 0) for k in {*total, *instance.loaded}}
-    times = prod(grid) if alike else 1
-    return tuple(times * total.get(number, 0) for number in range(len(args)))
+    known = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
+    # Instances that differ along another axis have the same known operands, and mostly the same loops.
+    axes = set().union(*(block.axes for block, array in zip(blocks, known, strict=True) if array is not UNKNOWN))
+    try:
+        return _sum_loads(jaxpr, grid, blocks, known, others, axes)
+    except UncountedKernel:
+        return _sum_loads(jaxpr, grid, blocks, known, others, set(range(len(grid))))
 
 
-def _block(blocks: Blocks, array: Any, instance: _Instance) -> Any:
-    """Return an instance's block of a known operand."""
-    if array is UNKNOWN or array.size > MAX_KNOWN:
+def _sum_loads(
+    jaxpr: Any, grid: tuple[int, ...], blocks: Sequence[Blocks], known: Sequence[Any], others: Any, axes: set[int]
+) -> tuple[int, ...]:
+    """Return the bytes that all instances load of each operand, with unknown numbers along all but some grid axes."""
+    total, counted = dict[int, int](), dict[Any, dict[int, int]]()
+    for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
+        numbers = tuple(int(number) if axis in axes else UNKNOWN for axis, number in enumerate(ids))
+        contents = [_block(block, array, numbers) for block, array in zip(blocks, known, strict=True)]
+        needs_numbers = len(axes) == len(grid)
+        key = (numbers if needs_numbers else None), tuple(map(_digest, contents))
+        if key not in counted:
+            instance = _Instance(numbers if needs_numbers else (UNKNOWN,) * len(grid), grid)
+            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
+            counted[key] = instance.loaded
+        total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
+    times = prod(size for axis, size in enumerate(grid) if axis not in axes)
+    return tuple(times * total.get(number, 0) for number in range(len(known)))
+
+
+def _block(blocks: Blocks, array: Any, numbers: Sequence[Any]) -> Any:
+    """Return the block of a known operand for the numbers of an instance."""
+    if array is UNKNOWN:
         return UNKNOWN
-    places = _Instance(instance.ids, instance.grid).run(blocks.index_map, (), [np.int32(id) for id in instance.ids])
+    places = _Instance(tuple(numbers), ()).run(
+        blocks.index_map, (), [n if n is UNKNOWN else np.int32(n) for n in numbers]
+    )
     if any(place is UNKNOWN for place in places):
         return UNKNOWN
     spans = [

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ir_passes.targets.gpus import GPUS, KNOWN_KINDS, MAX_GPUS, Gpu
-from ir_passes.targets.tpus import TPUS, Tpu
+from ir_passes.targets.gpus import GPUS, KNOWN_KINDS, MAX_GPUS, TPUS, Gpu, Tpu
 
 LOCAL = "local"
 NO_TPU = {

@@ -96,7 +96,7 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, joined: Cal
             first, size = turn_span(array.shape[1], inputs, terms, turn)
             return array[output[:, None], (first + lax.broadcasted_iota(jnp.int32, (size,), 0))[None]]
 
-        rows, dims = repeated(x[:, pl.ds(turn * terms, terms)]), (((1,), (1,)), ((), ()))
+        rows, dims = repeated(x[:, pl.ds(turn * terms, terms)].astype(jnp.bfloat16)), (((1,), (1,)), ((), ()))
         matrices = map(numbers_of, jax.tree.unflatten(weights, map(part, arrays)))
         products = [lax.dot_general(rows, matrix, dims, preferred_element_type=jnp.float32) for matrix in matrices]
         return tuple(total + product for total, product in zip(totals, products, strict=True))
@@ -136,7 +136,9 @@ def row_product(
     lanes = rows // tokens
     wide = -(-tokens // tile) * tile if tokens > tile else power_of_two(tokens)
     groups = lanes if wide > tile else 1
-    padded = varying_like(x, arrays).astype(jnp.bfloat16).reshape((lanes, tokens, inputs))
+    # Few rows are rounded in the kernel, or their rounding would be an operation; many rows are read by many instances.
+    rounded = x if rows <= MAX_PLAIN_ROWS else x.astype(jnp.bfloat16)
+    padded = varying_like(rounded, arrays).reshape((lanes, tokens, inputs))
     padded = jnp.pad(padded, [(0, -lanes % max(1, tile // wide)), (0, wide - tokens), (0, 0)])
     lead = (groups,) if groups > 1 else ()
     padded = padded.reshape((*lead, -1, inputs))

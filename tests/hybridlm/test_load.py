@@ -283,7 +283,6 @@ CHILD = """
 import json, logging, sys
 import jax, jax.numpy as jnp
 import hybridlm
-from hybridlm.programs.shapes import CopyShape
 
 found = []
 logging.getLogger("hybridlm").setLevel(logging.INFO)
@@ -292,7 +291,7 @@ handler.emit = lambda record: found.append(record) if "from the store" in record
 logging.getLogger("hybridlm").addHandler(handler)
 for count, cache in enumerate(json.loads(sys.argv[2])):
     lm = hybridlm.load(sys.argv[1], lanes=1, context=16, compilation_cache=cache)
-    lm.engine.programs.compiled(CopyShape(1, 1), lm.engine.example_arguments)  # the cheapest of the steps
+    lm.engine.programs.compiled(lm.engine.moves.shapes(1)[0], lm.engine.example_arguments)  # the cheapest of the steps
 
     def of_the_user(x):
         return x * 2 + count

@@ -28,7 +28,7 @@ from hybridlm.bench.sides import SideFailed, Timing, in_turns, random_tokens
 from hybridlm.cli import bench
 from hybridlm.cli.main import app
 from hybridlm.programs.shapes import Shape
-from hybridlm.target_report.floor import Floor, floor_of
+from hybridlm.target_report.step_report import Floor, floor_of
 
 TABLE = """
 main: n_kv_max = 512

@@ -16,7 +16,7 @@ from hybridlm.devices.placement import ONE_DEVICE, Placement, place
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import lane_bucket
 from hybridlm.rows.arrays import maker_of_zeros, zeros
-from hybridlm.rows.pool import copy_row
+from hybridlm.rows.parts import copy_row
 from hybridlm.rows.split import SplitRows
 from hybridlm.sampling.vocab_parallel import Vocabulary
 
@@ -104,9 +104,9 @@ def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypat
     monkeypatch.setattr(engine, "_min_rows", 4)
     assert engine.buckets(12) == [4, 8, 12]
     assert [engine.bucket(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
-    assert [over.prefill_rows(lanes, 4) for lanes in (4, 12)] == [4, 4]
-    assert Placement(hybridlm.mesh(8)).prefill_rows(16, 4) == 8
-    assert ONE_DEVICE.prefill_rows(3, 4) == 3 and lane_bucket(5, 6) == 6
+    assert [over.prefill_lanes(lanes, 4) for lanes in (4, 12)] == [4, 4]
+    assert Placement(hybridlm.mesh(8)).prefill_lanes(16, 4) == 8
+    assert ONE_DEVICE.prefill_lanes(3, 4) == 3 and lane_bucket(5, 6) == 6
 
 
 def test_a_row_moves_between_devices_bit_for_bit() -> None:

@@ -30,7 +30,7 @@ Run = Callable[..., Any]
 def example(lm: hybridlm.LM) -> tuple[Any, ...]:
     """Operands of the step that samples a token, of lanes with used rows, one of them idle."""
     rng = np.random.default_rng(0)
-    params, rows, inputs = lm.engine.example_arguments(Shape("generate", LANES, 1))
+    params, rows, inputs = lm.engine.example_arguments(Shape("generate", LANES, 1, LANES))
 
     def used(one: Any) -> np.ndarray:
         if np.issubdtype(one.dtype, np.floating):
@@ -73,7 +73,7 @@ def test_a_step_of_a_model_exchanges_nothing_over_data(tmp_path: Path, name: str
     """The engine's own step: the tokens it samples, and the rows it leaves, are those of one device."""
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=1, certify="off")
-    step, contract = lm.engine.programs.step(Shape("generate", LANES, 1))
+    step, contract = lm.engine.programs.step(Shape("generate", LANES, 1, LANES))
     args = example(lm)
     expected = jax.device_get(jax.jit(step)(*args))
     for split in (over_data, *([pmapped] if hasattr(jax, "pmap") else [])):

@@ -34,7 +34,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def needed_beside(config: Path) -> int:
     """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
     engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
-    plans = [engine.planned(Shape(step, LANES, TOKENS)).plan for step in ("generate", "verify")]
+    plans = [engine.planned(Shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
 
@@ -76,7 +76,7 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
     assert needed_beside(config) >= sizes(config)[1]
 
 
-@pytest.mark.parametrize("shape", [Shape("generate", 2, 1), Shape("verify", 16, TOKENS)], ids=str)
+@pytest.mark.parametrize("shape", [Shape("generate", 2, 1, 2), Shape("verify", 16, TOKENS, 16)], ids=str)
 def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that no pass rewrites: two reads of a state are not two lanes, nor 16 slices of a vocabulary 16 lanes."""
     proofs, prove = [], lane_proof.prove_jaxpr

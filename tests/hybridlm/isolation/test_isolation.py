@@ -19,6 +19,7 @@ import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.structure import Step
+from ir_passes import Shared, SlotMap
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
@@ -40,25 +41,25 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 
 
 SHAPES = (
-    Shape("generate", LANES, 1, 2),
-    Shape("generate", LANES, CHUNK, 2),
-    Shape("score", LANES, CHUNK, 2),
-    Shape("score", LANES, CHUNK, 2, chosen=3),
-    Shape("hidden", LANES, CHUNK),
+    Shape("generate", LANES, 1, LANES, 2),
+    Shape("generate", LANES, CHUNK, LANES, 2),
+    Shape("score", LANES, CHUNK, LANES, 2),
+    Shape("score", LANES, CHUNK, LANES, 2, chosen=3),
+    Shape("hidden", LANES, CHUNK, LANES),
 )
 # test_verify_step.py has its own comparisons in the default run
-EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))
+EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, LANES, 2), marks=pytest.mark.long))
 
 
 # with vectors that are NaN, and ablated heads, of one lane at a time
 PROBED = (
-    Shape("score", LANES, CHUNK, 2, probes=ProbeShape(2, 3, 2, 1)),
-    pytest.param(Shape("generate", LANES, 1, 2, probes=ProbeShape(2, 1, 2, 1)), marks=pytest.mark.long),
+    Shape("score", LANES, CHUNK, LANES, 2, probes=ProbeShape(2, 3, 2, 1)),
+    pytest.param(Shape("generate", LANES, 1, LANES, 2, probes=ProbeShape(2, 1, 2, 1)), marks=pytest.mark.long),
 )
 
 
 # with the drafts of the MTP head after each lane's token
-GUESSING = (Shape("generate", LANES, 1, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, 2, mtp_drafts=2))
+GUESSING = (Shape("generate", LANES, 1, LANES, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, LANES, 2, mtp_drafts=2))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +138,7 @@ def last_slot(step: Step) -> Step:
 @pytest.mark.parametrize("lm", ["dense"], indirect=True)
 @pytest.mark.parametrize("fault", [from_neighbour, batch_mean, last_slot])
 def test_a_leak_put_in_on_purpose_is_found(lm: hybridlm.LM, fault) -> None:
-    shape = Shape("generate", LANES, 1, 2)
+    shape = Shape("generate", LANES, 1, LANES, 2)
     assert measure(lm, shape, fault).leaks and disturb_halves(lm, shape, fault)[0]
 
 
@@ -153,7 +154,7 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
     args = arguments(lm, shape)
     order = np.array([2, 3, 1, 0])
     kinds = jax.tree.broadcast(contract.inputs, args, is_leaf=lambda x: not isinstance(x, tuple))
-    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, type(contract.inputs[0])) else x[order], kinds, args)
+    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, Shared | SlotMap) else x[order], kinds, args)
     expected = jax.tree.map(lambda x: np.asarray(x)[order], run(*args))
     for got, want in zip(jax.tree.leaves(run(*permuted)), jax.tree.leaves(expected), strict=True):
         assert np.asarray(got).tobytes() == want.tobytes()

@@ -31,7 +31,7 @@ PROMPTS = [
 ]
 """Shorter and longer than a chunk, of whole chunks and of one token; some begin alike."""
 JOIN = st.tuples(st.just("join"), st.integers(0, len(PROMPTS) - 1), st.integers(1, MOST))
-ACTION = st.one_of(JOIN, st.tuples(st.just("cancel"), st.integers(0, 9)), st.sampled_from([("step",), ("move",)]))
+ACTION = st.one_of(JOIN, st.tuples(st.just("cancel"), st.integers(0, 9)), st.sampled_from([("step",), ("resize",)]))
 ACTIONS = st.lists(ACTION, max_size=20)
 PATTERN = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 TIGHT = {"device": "100kB", "host": "50kB"}

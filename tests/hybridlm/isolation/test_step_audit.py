@@ -27,7 +27,7 @@ def lm(root: pathlib.Path, request: pytest.FixtureRequest) -> hybridlm.LM:
 @pytest.mark.parametrize("tokens", [1, pytest.param(8, marks=pytest.mark.long)])
 def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int) -> None:
     engine = lm.engine
-    program = engine.program(Shape("generate", LANES, tokens))
+    program = engine.program(Shape("generate", LANES, tokens, LANES))
     assert program.certificate.holds and program.audit is not None
     report = program.audit
     assert not report.findings
@@ -46,8 +46,8 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
 ) -> None:
     """A single row of a narrow dtype is computed as two: what has the size of two rows of a convolution is none."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
-    for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_rows, 32)):
-        report = lm.engine.program(Shape("generate", count, tokens)).audit
+    for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_lanes, 32)):
+        report = lm.engine.program(lm.engine.generating(count, tokens)).audit
         assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
@@ -59,7 +59,7 @@ def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
 ) -> None:
     """Both passes go from chunk to chunk; the first must leave the state to the second, which writes it."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=256, dtype="float32", chunk=8)
-    report = lm.engine.program(Shape("verify", 3, tokens)).audit
+    report = lm.engine.program(Shape("verify", 3, tokens, 3)).audit
     assert report is not None and not report.findings and not report.uncovered and not report.copies
 
 
@@ -67,5 +67,5 @@ def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
     """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")
-    copies = lm.engine.program(Shape("generate", 3, 64)).certificate.copies
+    copies = lm.engine.program(Shape("generate", 3, 64, 3)).certificate.copies
     assert not [copy for copy in copies if "attention" in copy]

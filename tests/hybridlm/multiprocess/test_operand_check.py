@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hybridlm.devices.mesh import mesh
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
-from hybridlm.rows.pool import copy_contract, copy_row
+from hybridlm.rows.parts import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
 from ir_passes import CompiledStep, compile_step
 from ir_passes.contract.statements import Claim

@@ -216,7 +216,7 @@ def test_family_without_commit_does_not_speculate(
             refused()
     assert not [shape for shape in all_shapes(lm.engine, drafts=True) if str(shape).startswith("verify")]
     with pytest.raises(NotImplementedError, match="DeltaProduct has state and no commit"):
-        lm.engine.planned(Shape("verify", 2, 3))
+        lm.engine.planned(Shape("verify", 2, 3, 2))
 
 
 def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_wrong_commit_is_refused(
 ) -> None:
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram", sanitize=sanitize)
-    shape = Shape("verify", 2, 3)
+    shape = Shape("verify", 2, 3, 2)
     with pytest.raises(AuditError) as raised:
         if isinstance(wrong.engine.runner, Sanitizer):
             wrong.engine.runner.program(shape, wrong.engine.example_arguments)
@@ -252,7 +252,7 @@ def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypa
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, certify="warn")
     with pytest.warns(CertificationWarning, match=MeasuredFault.REJECTED_TOKENS):
-        certificate = wrong.engine.program(Shape("verify", 1, 3)).certificate
+        certificate = wrong.engine.program(Shape("verify", 1, 3, 1)).certificate
     assert not certificate.holds and {fault.id for fault in certificate.faults} == {MeasuredFault.REJECTED_TOKENS}
     assert not certificate.measured
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in certificate.not_covered}

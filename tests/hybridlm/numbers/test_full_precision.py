@@ -53,9 +53,9 @@ def test_every_product_of_every_step(name: str) -> None:
         GOLDEN / name / "config.json",
         EngineConfig(lanes=LANES, context=CONTEXT, dtype="float32", chunk=CHUNK, kernels="off"),
     )
-    check(engine, Shape("generate", LANES, 1, 2))
+    check(engine, Shape("generate", LANES, 1, LANES, 2))
     for step in STEPS:
-        check(engine, Shape(step, LANES, CHUNK, 2))
+        check(engine, Shape(step, LANES, CHUNK, LANES, 2))
 
 
 @pytest.mark.long
@@ -63,8 +63,8 @@ def test_every_product_of_every_step(name: str) -> None:
 def test_every_product_of_a_head(name: str) -> None:
     sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK, "kernels": "off"}
     lm = hybridlm.load(GOLDEN / name, speculate="mtp", draft_tokens=2, **sizes)
-    check(lm.engine, Shape("generate", LANES, 1, 2, mtp_drafts=2))
-    check(lm.engine, Shape("verify", LANES, 3, 2, mtp_drafts=2))
+    check(lm.engine, Shape("generate", LANES, 1, LANES, 2, mtp_drafts=2))
+    check(lm.engine, Shape("verify", LANES, 3, LANES, 2, mtp_drafts=2))
 
 
 @pytest.mark.parametrize(("form", "count"), [(gather_form, 1), (block_form, 1), (grouped_form, 2), (ragged_form, 1)])

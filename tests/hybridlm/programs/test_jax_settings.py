@@ -13,7 +13,6 @@ import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.programs.shapes import CopyShape
 from ir_passes.compile.refused_settings import SettingError
 from ir_passes.jaxpr import jax_private
 
@@ -68,7 +67,8 @@ def test_plain_steps_have_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM, 
 
 
 def test_a_setting_of_the_user_makes_programs_of_its_own(text_lm: hybridlm.LM) -> None:
-    lm, shape = hybridlm.load(text_lm.path, **SETTINGS), CopyShape(1, 1)
+    lm = hybridlm.load(text_lm.path, **SETTINGS)
+    shape = lm.engine.moves.shapes(1)[0]
     compiled = lambda: lm.engine.programs.compiled(shape, lm.engine.example_arguments)
     first = compiled()
     with jax.default_matmul_precision("highest"):
@@ -99,7 +99,7 @@ def test_a_setting_under_which_no_step_is_certified_is_named(name: str, text_lm:
 def test_without_certificates_values_may_be_checked(text_lm: hybridlm.LM) -> None:
     lm = hybridlm.load(text_lm.path, **SETTINGS, certify="off")
     with jax.debug_nans(True):
-        lm.engine.programs.compiled(CopyShape(1, 1), lm.engine.example_arguments)
+        lm.engine.programs.compiled(lm.engine.moves.shapes(1)[0], lm.engine.example_arguments)
 
 
 @pytest.mark.slow

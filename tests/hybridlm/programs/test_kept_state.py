@@ -17,7 +17,7 @@ from hybridlm.steps.structure import flatten
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
 from models.sharding.devices import Devices
 
-VERIFY = Shape("verify", 2, 4)
+VERIFY = Shape("verify", 2, 4, 2)
 REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED
 FAULTS = {
     "state-of-all-drafts": {("GatedDeltaNet.conv", REJECTED), ("GatedDeltaNet.recurrent", REJECTED)},

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 import hybridlm
@@ -55,12 +54,12 @@ def test_sanitized_steps_are_as_traced_not_timed_and_change_no_states(text_lm: h
         sanitized.require_edits("here")
     pool = cast(Any, None)
     with pytest.raises(ValueError, match="without sanitize"):
-        sanitized.edit(EditShape(2), text_lm.engine.example_arguments, pool, np.zeros(1))
+        sanitized.edit(EditShape(2, 2), text_lm.engine.example_arguments, pool, ())
 
 
 def test_time_of_a_step_is_measured_once_it_is_compiled(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[Any] = []
     monkeypatch.setattr(text_lm.engine.programs, "compiled", lambda shape, *_: shapes.append(shape))
     examples = text_lm.engine.example_arguments
-    assert not of(Sanitizer, text_lm).start_timing(EditShape(2), examples) and shapes == []
-    assert of(OneProcess, text_lm).start_timing(EditShape(2), examples) and shapes == [EditShape(2)]
+    assert not of(Sanitizer, text_lm).start_timing(EditShape(2, 2), examples) and shapes == []
+    assert of(OneProcess, text_lm).start_timing(EditShape(2, 2), examples) and shapes == [EditShape(2, 2)]

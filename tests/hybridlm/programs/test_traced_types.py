@@ -12,7 +12,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir
 
-SHAPES = (Shape("generate", 2, 1, 2), Shape("score", 2, 8, 2))
+SHAPES = (Shape("generate", 2, 1, 2, 2), Shape("score", 2, 8, 2, 2))
 WIDE = {"float64", "complex128"}
 
 

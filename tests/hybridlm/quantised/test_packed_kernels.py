@@ -15,7 +15,7 @@ from models.ops.quantised_weight import QuantisedWeight
 pytestmark = pytest.mark.cpu_kernels
 
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "bfloat16", "compilation_cache": False}
-DECODE = Shape("generate", 2, 1, top=0)
+DECODE = Shape("generate", 2, 1, 2, top=0)
 TEXTS = [[3, 5, 7, 9, 1, 4, 4, 2], [8, 1, 60]]
 """Prompts of one chunk, so that few steps are compiled."""
 

@@ -25,7 +25,7 @@ from quantised_checkpoint import (
 from hybridlm.checkpoint import CheckpointError, SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, dequantise, group_tensors, read_settings
-from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised.groups import module_name
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 A = "model.layers.0.mlp.down_proj.weight"

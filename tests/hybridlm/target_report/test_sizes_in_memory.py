@@ -19,7 +19,7 @@ from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.loading import load
-from hybridlm.programs.shapes import CopyShape
+from hybridlm.programs.shapes import AnyShape
 from ir_passes.targets import read_target
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,8 +72,8 @@ def run(*options: str) -> Result:
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step is proved; the others are those of any abstract model."""
 
-    def shapes(engine: Engine, *_: object, **__: object) -> list[CopyShape]:
-        return [CopyShape(engine.lanes, engine.lanes)]
+    def shapes(engine: Engine, *_: object, **__: object) -> list[AnyShape]:
+        return [engine.moves.shapes(engine.rows)[0]]
 
     monkeypatch.setattr(verify, "all_shapes", shapes)
     results = [

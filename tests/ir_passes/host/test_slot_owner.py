@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from ir_passes import SlotMap
-from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, bind_local
+from ir_passes.host.local_slots import bind_local
+from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted
 
 
 def row_of(owner: SlotOwner, slot: Slot) -> int:
@@ -180,13 +181,13 @@ def test_integrity_finds_a_broken_free_list(fault: str) -> None:
     row = row_of(owner, slot)
     match fault:
         case "duplicate in the free list":
-            owner._free.append(owner._free[0])
+            owner._free[0].append(owner._free[0][0])
         case "free and held":
-            owner._free.append(row)
+            owner._free[0].append(row)
         case "lost row":
-            owner._free.pop()
+            owner._free[0].pop()
         case _:
-            owner._free[0] = NULL_ROW
+            owner._free[0][0] = NULL_ROW
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.STATES,)):
         owner.check_integrity()
 
@@ -251,7 +252,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def conserved(self) -> None:
         self.owner.check_integrity()
-        assert self.owner.free == 6 - len(self.rows)
+        assert (self.owner.free, self.owner.held) == (6 - len(self.rows), len(self.rows))
 
 
 TestMachine = Machine.TestCase
@@ -264,6 +265,25 @@ def test_rows_of_two_maps_that_are_declared_disjoint() -> None:
     np.testing.assert_array_equal(owner.bind(snapshots, 2, "write", beside=running), [3, 0])
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NOT_DISJOINT,)):
         owner.bind([snapshots[0], running[0]], 2, "write", beside=running)
+
+
+def test_rows_are_taken_from_the_part_with_the_most_free_rows() -> None:
+    owner = SlotOwner(6, "state", null=False, parts=3)
+    slots = [owner.acquire() for _ in range(6)]
+    rows = [row_of(owner, slot) for slot in slots]
+    assert [row // 2 for row in rows] == [0, 1, 2, 0, 1, 2] and sorted(rows) == list(range(6))
+    with pytest.raises(SlotsExhausted, match="all 6 rows are held"):
+        owner.acquire()
+    for number in (4, 1, 3):
+        owner.release(slots.pop(number))
+    assert [row_of(owner, slot) for slot in (owner.acquire(), owner.acquire(), owner.acquire())] == [3, 2, 5]
+    owner.check_integrity()
+
+
+@pytest.mark.parametrize("size, null, parts", [(5, False, 2), (4, True, 2)])
+def test_parts_are_equal_and_have_no_null_row(size: int, null: bool, parts: int) -> None:
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SIZE,)):
+        SlotOwner(size, null=null, parts=parts)
 
 
 def test_rows_within_a_device() -> None:

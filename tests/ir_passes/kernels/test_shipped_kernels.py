@@ -1,6 +1,6 @@
 """Pallas kernels of JAX as steps: proved from the inside, or refused with a declaration.
 
-docs/steps/your-step.md has the list. A kernel is traced as a user calls it; none of them runs.
+docs/steps/layouts-and-kernels.md has the list. A kernel is traced as a user calls it; none of them runs.
 """
 
 import importlib
@@ -224,5 +224,5 @@ def test_a_neighbours_pages_are_seen() -> None:
 
 
 def test_every_use_is_listed(root: Path) -> None:
-    page = (root / "docs" / "steps" / "your-step.md").read_text()
+    page = (root / "docs" / "steps" / "layouts-and-kernels.md").read_text()
     assert [name for name in USES if f"`{name.split(',')[0]}`" not in page] == []

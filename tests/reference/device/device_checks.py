@@ -71,10 +71,10 @@ def used_rows(lm: hybridlm.LM) -> dict[str, Any]:
 def _shapes(lm: hybridlm.LM) -> list[Shape]:
     engine = lm.engine
     return [
-        Shape("generate", engine.lanes, 1),
-        Shape("verify", engine.lanes, engine.draft_tokens + 1),
-        Shape("generate", engine.prefill_rows, engine.chunk),
-        Shape("score", engine.prefill_rows, engine.chunk, 0),
+        engine.generating(engine.lanes, 1),
+        Shape("verify", engine.lanes, engine.draft_tokens + 1, engine.rows),
+        engine.generating(engine.prefill_lanes, engine.chunk),
+        Shape("score", engine.prefill_lanes, engine.chunk, engine.prefill_lanes, 0),
     ]
 
 

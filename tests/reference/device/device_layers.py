@@ -29,7 +29,7 @@ from hybridlm.programs.jax_settings import JaxSettings
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.steps.operands import Batch, StepInputs
-from hybridlm.target_report.floor import floor_of
+from hybridlm.target_report.step_report import floor_of
 from ir_passes import CompiledStep
 from ir_passes.targets import Target, local_target
 from models import kv_blocks
@@ -80,7 +80,7 @@ def check_layers(records: Records, rehearse: bool, few: bool = False) -> None:
             engine = layer_engine(LAYERS, lanes, context, mode, rehearse)
             params = random_parameters(engine) if params is None else params
             engine.params = params
-            shape = Shape("generate", lanes, tokens)
+            shape = Shape("generate", lanes, tokens, lanes)
             compiled[name] = LayerStep(engine, shape, visible, threads.submit(engine.program, shape))
         except Exception as error:
             compiled[name] = error
@@ -133,6 +133,7 @@ def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
         rng.integers(1, engine.vocab_size, (lanes, shape.tokens)).astype(np.int32),
         np.full(lanes, shape.tokens, np.int32),
         np.full(lanes, visible - shape.tokens, np.int32),
+        np.arange(lanes, dtype=np.int32),
         np.array(kv_blocks(visible), np.int32),
     )
     return jax.device_put(sampling_inputs(batch, [None] * lanes, engine.vocab_size))

@@ -20,7 +20,6 @@ from hybridlm.devices.placement import Placement
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.arguments import shard_specs_of
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShardingError, family_of
 from models import Devices as Share
@@ -156,7 +155,7 @@ def compiled(name: str, devices: Devices) -> None:
             path, EngineConfig(lanes=LANES, context=CONTEXT, dtype="bfloat16", chunk=CHUNK, mesh=mesh(*devices))
         )
     steps = ((LANES, 1, row.decode), (PROMPTS, CHUNK, row.prompts))
-    for shape, expected in ((Shape("generate", lanes, tokens), sent) for lanes, tokens, sent in steps):
+    for shape, expected in ((engine.generating(lanes, tokens), sent) for lanes, tokens, sent in steps):
         program = engine.program(shape)
         found = without_sources(program.certificate.collectives)
         assert found == expected, f"{name}, {shape}: expected {expected}, the certificate has {found}"

@@ -1,4 +1,4 @@
-"""`hybridlm cache`: compiled steps that are kept between processes, listed and deleted."""
+"""Lists: `hybridlm cache`, compiled steps that are kept between processes; `hybridlm families`, families of models."""
 
 import time
 from pathlib import Path
@@ -11,12 +11,12 @@ from hybridlm.cli.options import Debug, console_for_table, reported, table_of
 from hybridlm.prefix_cache.budget import to_bytes
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from ir_passes.compile.stored import ExecutableStore
+from models import WRAPPERS, families
 
 cache = typer.Typer(no_args_is_help=True, help="List or delete compiled steps that are kept between processes.")
 
 Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default"),
+    Path | None, typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default")
 ]
 
 
@@ -55,3 +55,18 @@ def _store(folder: Path | None) -> ExecutableStore:
     if store is None:
         raise ValueError("expected JAX's compilation cache, or one of the user's own, in a local folder; give --folder")
     return ExecutableStore(store / STEPS)
+
+
+def list_families(debug: Debug = False) -> None:
+    """List families with model types, origin and state of a sequence.
+
+    The origin is "built in", or a distribution and its version. The state is given by the names of its dimensions,
+    with caches in bfloat16; `hybridlm inspect` prints sizes. A wrapper is a model around a text model of a family.
+    """
+    with reported(debug):
+        table = table_of("family", "model types", "origin", "state", text_columns=4, overflow="fold")
+        for family, origin in families().items():
+            state = "\n".join(family.state_formulas())
+            table.add_row(*map(Text, (family.name, "\n".join(family.model_types), origin, state)))
+        console_for_table().print(table)
+        typer.echo("wrappers: " + ", ".join(name for wrapper in WRAPPERS for name in wrapper.model_types))

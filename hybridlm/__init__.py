@@ -33,9 +33,8 @@ try:
     from hybridlm.openai_batch.batch_task import BatchTask
     from hybridlm.requests.captured import Captured
     from hybridlm.requests.interventions import Intervention
-    from hybridlm.requests.results import Completion, Score
+    from hybridlm.requests.results import Completion, Score, TokenLogprobs
     from hybridlm.requests.sampling_params import SamplingParams
-    from hybridlm.requests.token_logprobs import TokenLogprobs
     from hybridlm.rows.pool import RowsLost
     from hybridlm.rows.snapshot import Snapshot, SnapshotError
     from hybridlm.score_files.divergence_task import DivergenceTask

@@ -35,10 +35,9 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask, compare_texts, text_model_of
 from hybridlm.score_files.options import FileOptions, FileSettings
-from hybridlm.score_files.report import ScoreFileReport
 from hybridlm.score_files.run_file import run_file
 from hybridlm.score_files.score_task import ScoreTask
-from hybridlm.score_files.task import Task
+from hybridlm.score_files.task import ScoreFileReport, Task
 from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
 from hybridlm.scoring.choice import Choice, choose
 from hybridlm.scoring.distributions import DistributionSettings
@@ -140,6 +139,10 @@ class LM:
     ) -> list[Completion]:  # fmt: skip
         """Generate completions for any number of prompts, with continuous batching over the lanes.
 
+        `ProbeSettings` describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`; nothing is
+        drafted with them. Positions "all" are the positions before each sampled token, "last" is the position before
+        the last token; interventions count from the first token of the prompt into the completion.
+
         Args:
             prompts: texts.
             sampling_params: for all prompts, or a list with one for each. With a list each request is sampled as in a
@@ -153,9 +156,6 @@ class LM:
             prefix: state of a common beginning that every prompt continues; a prompt may then be empty (see `prefix`).
             speculate: drafter for speculative decoding, as for `load`. It changes the speed, and the sampled tokens
                 only where float32 rounds to a tie.
-            hidden_states, states, positions, capture_to, interventions: see `ProbeSettings`; nothing is drafted with
-                them. Positions "all" are those before each sampled token, "last" the one before the last token;
-                interventions count from the first token of the prompt into the completion.
             **settings: fields of `SamplingParams`; they override `sampling_params`. A list has one value for
                 each prompt, as `temperature=[0.0, 0.7]` (docs/engine.md).
 
@@ -212,14 +212,18 @@ class LM:
     ) -> Completion:  # fmt: skip
         """Answer a conversation: apply the checkpoint's chat template, then `generate`.
 
-        `reasoning` of the completion has the thoughts of a model that thinks, `answer` the text after them.
+        `reasoning` of the completion has the thoughts of a model that thinks, `answer` the text after them. All other
+        arguments are arguments of `generate`; positions count the tokens of the whole prompt.
 
         Args:
             messages: `{"role": ..., "content": ...}` in order.
-            tools, documents, continue_final_message, chat_template: as for `Tokenizer.apply_chat_template`.
+            tools: functions that the model may call, as JSON schemas.
+            documents: texts that the template inserts.
+            continue_final_message: True to continue the content of the last message; the name of a field to continue
+                this field (`reasoning_content`).
+            chat_template: the name of a template of the checkpoint, or a template; None for the default.
             enable_thinking: True or False for templates that ask it; None leaves it to the template.
             chat_template_kwargs: other variables of the template.
-            sampling_params, ..., **settings: as for `generate`; positions count the tokens of the whole prompt.
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
@@ -254,7 +258,8 @@ class LM:
         """Open a session that submits and cancels requests and runs the engine stepwise.
 
         Args:
-            logits_processor, speculate: settings of all requests, as for `generate`.
+            logits_processor: function of all requests, as for `generate`.
+            speculate: drafter of all requests, as for `generate`.
             capture_to: folder to create for the arrays that requests read inside the model.
         """
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
@@ -271,6 +276,10 @@ class LM:
         It is a float32 log-softmax over the whole vocabulary. A common beginning of texts is prefilled once, in whole
         chunks, without changing a bit of any score.
 
+        `DistributionSettings` describes `token_ids`, `top`, `start`, `temperature` and `entropy`; `ProbeSettings`
+        describes `hidden_states`, `states`, `positions`, `capture_to` and `interventions`. With probes every text is
+        prefilled by itself (docs/research.md).
+
         Args:
             texts: texts. Without `prefix` an item can also be `{"prompt": ..., "completion": ...}`, two texts or two
                 lists of token ids: the completion is scored, or each completion of a list. Or it is
@@ -279,9 +288,6 @@ class LM:
             top_logprobs: number of most likely tokens to report at each position.
             prefix: state that every text continues (see `prefix`); only the texts' own tokens have scores, including
                 the first.
-            token_ids, top, start, temperature, entropy: see `DistributionSettings`.
-            hidden_states, states, positions, capture_to, interventions: see `ProbeSettings`. With them every text is
-                prefilled by itself (docs/research.md).
 
         Returns:
             One score per text or completion, in order. Scores of completions and answers have only their own tokens,
@@ -327,13 +333,14 @@ class LM:
 
         Args:
             texts: texts.
-            pooling, normalised: see `EmbedTask`.
+            pooling: tokens of a text that make its vector, see `EmbedTask`.
+            normalised: scale each vector to length 1.
         """
         check_pooling(pooling)
         ids = self.text_model.text_inputs.encode_all(texts, "texts")
-        embeddings = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
-        require_finite(embeddings.wrong, "texts[{}]".format)
-        return embeddings.vectors
+        vectors, wrong = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
+        require_finite(wrong, "texts[{}]".format)
+        return vectors
 
     def embed_file(
         self, input: File, output: File, *, pooling: Pooling = "last", normalised: bool = True,

@@ -80,13 +80,12 @@ def load(
     dequantise: str | None = None,
     adapter: str | os.PathLike[str] | Literal[False] | None = None,
 ) -> LM:
-    """Load a checkpoint.
+    """Load a checkpoint; `EngineConfig` describes the options.
 
     Args:
         path_or_hub_id: a directory with config.json and safetensors weights as written by Hugging Face or by `LM.save`,
             a GGUF file (docs/quantised.md), or the id of a model on the hub (kept in huggingface_hub's cache;
             HF_HUB_OFFLINE is respected).
-        lanes, context, ...: options; `EngineConfig` describes each.
 
     Raises:
         CheckpointError, ConfigError, UnsupportedModel: the checkpoint or the adapter cannot be used; every fault is

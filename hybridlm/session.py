@@ -144,13 +144,14 @@ class Session:
     ) -> int:
         """Queue a prompt.
 
+        `ProbeSettings` describes `hidden_states`, `states`, `positions` and `interventions`: reads and changes inside
+        the model in this request. The session drafts nothing with them.
+
         Args:
             prompt: a string or a list of token ids.
             sampling_params: settings of sampling and of the end.
             priority: the waiting request with the highest priority is first; equal ones keep the order of arrival.
             prefix: state of a common beginning that the prompt continues (see `LM.prefix`).
-            hidden_states, states, positions, interventions: reads and changes inside the model in this request,
-                as for `LM.generate`; the session drafts nothing with them.
             **settings: fields of `SamplingParams`.
 
         Returns:

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hybridlm.errors import require_extra
 from hybridlm.files.json_lines import finite
-from hybridlm.requests.results import Completion, Score
-from hybridlm.requests.token_logprobs import TokenLogprobs
-from hybridlm.score_files.score_columns import DISTRIBUTIONS, score_fields
+from hybridlm.requests.results import Completion, Score, TokenLogprobs
+from hybridlm.score_files.score_task import DISTRIBUTIONS, score_fields
 from hybridlm.scoring.choice import Choice
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from hybridlm.checkpoint import Adapter, Fingerprint
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.decision_models.decide import Decider
-from hybridlm.decision_models.heads import LabelHead, RowsHead
+from hybridlm.decision_models.heads import LabelHead
 from hybridlm.decision_models.prompts import Prompts
 from hybridlm.decision_models.settings import read_settings
 from hybridlm.devices.machine import Machine
@@ -30,9 +30,9 @@ from hybridlm.programs.start import Start
 from hybridlm.requests.results import Score
 from hybridlm.requests.validation import to_items
 from hybridlm.scoring.distributions import DistributionSettings, Question
-from hybridlm.scoring.hidden import ReadText, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import prefix_token
+from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
@@ -212,12 +212,11 @@ class TextModel:
             full_lanes: use all lanes for any number of texts.
         """
         settings = self.prompts.settings
-        if settings.head is None:
+        head = settings.head
+        if head is None:
             self.require_vocabulary_head()
             dtype = np.dtype(jnp.dtype(self.engine.kind.dtype))
             head = LabelHead(self.prompts.tokenizer, self._head_rows, dtype)
-        else:
-            head = RowsHead(settings.head)
 
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)

@@ -20,7 +20,7 @@ from hybridlm.checkpoint import (
     resolve,
 )
 from hybridlm.checkpoint.saved.pieces import saved_pieces, unpacked
-from hybridlm.checkpoint.saved.write import ModelDescription, save_checkpoint
+from hybridlm.checkpoint.saved.write import save_checkpoint
 from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import new_path
@@ -115,7 +115,8 @@ class Weights:
         sharded_dims = {dotted(path): dims for path, dims in abstract.sharded_dims().items()}
         arrays, packed = unpacked(texts.params, sharded_dims)
         parameters = {name: saved_pieces(array, dims) for name, (array, dims) in arrays.items()}
-        model = ModelDescription(__version__, texts.config.family, dtype, str(texts.fingerprint))
+        model = {"hybridlm": __version__, "family": texts.config.family, "dtype": dtype}
+        model["fingerprint"] = str(texts.fingerprint)
         save_checkpoint(target, texts.path, model, parameters, packed)
 
     def _use(self, params: dict[str, jax.Array], typed: Decoder, fingerprint: Fingerprint) -> None:

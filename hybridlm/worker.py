@@ -4,9 +4,10 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from hybridlm.drafting.drafters import AsLoaded, DraftedElsewhere, Speculate
+from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix, compute_prefix
 from hybridlm.engine.probe_settings import ProbeSettings
@@ -21,7 +22,7 @@ from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import Question, TextQuestion
-from hybridlm.scoring.hidden import read_hidden
+from hybridlm.scoring.pooling import read_hidden
 from hybridlm.scoring.scorer import scores
 from hybridlm.session import Event, Session, ToRequest
 from hybridlm.text.tokenizer import Tokenizer
@@ -65,7 +66,6 @@ def probed_session(
     """Return requests with their reads and changes inside the model, and a session for them.
 
     Args:
-        model: generates.
         requests: requests of a call, `n` for each prompt.
         probes: reads and changes inside the model.
         n: completions of a prompt.
@@ -115,11 +115,16 @@ def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup)
     group.end()
 
 
+def _in_process_0(token_ids: object, k: int) -> list[int]:
+    """Stand for the user's drafter in other processes than process 0: proposals are received."""
+    raise RuntimeError("the drafter is in process 0")
+
+
 def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
     """Run the commands of process 0 until its end."""
 
     def session(logits_processor: None, speculate: Any) -> None:
-        drafter = DraftedElsewhere() if speculate == DRAFTED_BY_USER else speculate
+        drafter: Any = SimpleNamespace(propose=_in_process_0) if speculate == DRAFTED_BY_USER else speculate
         open_session(engine, tokenizer, _checked, logits_processor, drafter)
 
     def warm(every_bucket: bool) -> None:

@@ -9,6 +9,7 @@ itself makes of the codes, and a sum of each row's numbers with factors that dif
 """
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -31,6 +32,8 @@ from safetensors.torch import load_file, save_file
 sys.path.extend(map(str, (pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference").glob("*/")))
 
 from gguf_checkpoint import OF, write_gguf
+from tiny_checkpoint import write_checkpoint
+from tiny_variants import GOLDEN
 from transformers_oracle import Oracle
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -46,6 +49,12 @@ SCHEMES: Mapping[str, dict[str, Any]] = {
     "mxfp8": dict(num_bits=8, type="float", strategy="group", group_size=32, scale_dtype=torch.uint8),
 }
 """Name of a folder -> the weights' arguments in compressed-tensors."""
+WIDE: Mapping[str, dict[str, Any]] = {
+    "dense_interval": {"intermediate_size": 64, "num_key_value_heads": 2},
+    "sparse_base": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "mamba2_base": {"state_size": 14},
+}
+"""Golden model -> fields that make the sizes of its matrices multiples of 32: GPTQModel and AutoAWQ pack no others."""
 LENGTHS, GREEDY_TOKENS, MIN_MARGIN, MAX_ATTEMPTS = (3, 9), 6, 5e-3, 200
 Tensors = dict[str, torch.Tensor]
 PROVENANCE = {
@@ -154,6 +163,12 @@ def write_blocks(folder: pathlib.Path, architecture: str) -> None:
     oracle = Oracle.load(ROOT / "tests" / "golden" / OF[architecture])
     oracle.model.load_state_dict(model.state_dict())
     write_expected(folder, oracle, {}, PROVENANCE)
+
+
+def write_source(folder: pathlib.Path, model: str, fields: Mapping[str, Any]) -> None:
+    """Write the golden model, or a model with other sizes, in one file."""
+    variant = next(golden for golden in GOLDEN if golden.name == model)
+    write_checkpoint(dataclasses.replace(variant, text={**variant.text, **fields}, shards=1), 0, folder)
 
 
 def write_expected(

@@ -13,7 +13,6 @@ layers, and write their part of config.json, without a calibration. The folders 
 # pyright: reportMissingImports=false
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -28,21 +27,13 @@ from typing import Any
 import modelopt.torch.quantization as modelopt_quantization
 import torch
 import transformers
-from make_quantised_golden import ROOT, Oracle, Tensors, is_quantised, write_expected
+from make_quantised_golden import ROOT, WIDE, Oracle, Tensors, is_quantised, write_expected, write_source
 from modelopt.recipe import load_recipe
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import write_checkpoint
-from tiny_variants import GOLDEN
 
 GROUP = 8
-WIDE: Mapping[str, dict[str, Any]] = {
-    "dense_interval": {"intermediate_size": 64, "num_key_value_heads": 2},
-    "sparse_base": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
-    "mamba2_base": {"state_size": 14},
-}
-"""Golden model -> fields that make the sizes of its matrices multiples of 32: GPTQModel and AutoAWQ pack no others."""
 NEMOTRON = {"moe_latent_size": 32}
 LAYERS = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"], "num_hidden_layers": 4}
 RECIPES: Mapping[str, tuple[str, dict[str, Any], str]] = {
@@ -89,12 +80,6 @@ def main() -> None:
                 if "four_over_six" in ((entry["cfg"] or {}).get("block_sizes") or {}):
                     entry["cfg"] |= {"block_sizes": {-1: 16, "type": "dynamic", "scale_bits": (4, 3)}}
         write_modelopt(output / "nvidia-recipes" / name, model, fields, config)
-
-
-def write_source(folder: pathlib.Path, model: str, fields: Mapping[str, Any]) -> None:
-    """Write the golden model, or a model with other sizes, in one file."""
-    variant = next(golden for golden in GOLDEN if golden.name == model)
-    write_checkpoint(dataclasses.replace(variant, text={**variant.text, **fields}, shards=1), 0, folder)
 
 
 def write_modelopt(folder: pathlib.Path, model: str, fields: Mapping[str, Any], config: Any) -> None:

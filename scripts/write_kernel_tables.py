@@ -96,8 +96,7 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.target_report.floor import floor_of
-    from hybridlm.target_report.step_report import step_report
+    from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(target)
@@ -111,7 +110,7 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
         for shape in shapes:
             floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, CONTEXT)
             step = engine.program(shape)
-            report = step_report(shape, step, floor, machine, CONTEXT)
+            report = step_report(shape, step, floor, machine, CONTEXT, engine.example_arguments(shape))
             assert floor is not None and report.certificate is not None
             moved = [
                 (kernel, kernel.moved * (report.turns if kernel.by_data else 1))

@@ -29,7 +29,36 @@ def test_every_public_name_is_in_the_reference(root: Path, page: str, modules: l
 
 def test_every_page_is_in_the_navigation(root: Path) -> None:
     pages = {path.relative_to(root / "docs").as_posix() for path in (root / "docs").rglob("*.md")} | GENERATED
+    pages |= {f"notebooks/{path.stem}.md" for path in (root / "notebooks").glob("*.ipynb")}
     assert set(re.findall(r"[\w/-]+\.md", (root / "mkdocs.yml").read_text())) == pages
+
+
+PAGES = [
+    *sorted((Path(__file__).resolve().parents[1] / "docs").rglob("*.md")),
+    Path("README.md"),
+    Path("CONTRIBUTING.md"),
+]
+
+
+@pytest.mark.parametrize("page", [*PAGES, Path("CHANGELOG.md")], ids=lambda page: page.stem)
+def test_links_lead_to_files_and_headings_of_the_repository(root: Path, page: Path) -> None:
+    page = root / page
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as the forge and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_every_file_of_the_structure_exists(root: Path) -> None:

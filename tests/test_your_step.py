@@ -1,22 +1,26 @@
-"""The recipes of docs/steps/your-step.md, each run as it stands, in 10 to 25 lines."""
+"""The recipes of docs/steps/your-step.md and its second page, each run as it stands, in 10 to 25 lines."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-TEXT = (Path(__file__).resolve().parents[1] / "docs" / "steps" / "your-step.md").read_text()
-RECIPES = dict(re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+STEPS = Path(__file__).resolve().parents[1] / "docs" / "steps"
+TEXTS = {name: (STEPS / name).read_text() for name in ("your-step.md", "layouts-and-kernels.md")}
+SECTION = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+RECIPES = {(name, title): code for name, text in TEXTS.items() for title, code in SECTION.findall(text)}
+WITHOUT_RECIPE = {"The contract", "The stages", "Recipes"}
 
 
 def test_every_section_has_one_recipe() -> None:
-    assert list(RECIPES) == re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
-    assert TEXT.count("```python") == len(RECIPES)
+    titles = [(name, title) for name, text in TEXTS.items() for title in re.findall(r"^## (.+)$", text, re.MULTILINE)]
+    assert list(RECIPES) == [(name, title) for name, title in titles if title not in WITHOUT_RECIPE]
+    assert sum(text.count("```python") for text in TEXTS.values()) == len(RECIPES)
 
 
-@pytest.mark.parametrize("title", RECIPES)
-def test_a_recipe_runs_and_checks_itself(title: str) -> None:
-    code = RECIPES[title]
+@pytest.mark.parametrize(("name", "title"), RECIPES)
+def test_a_recipe_runs_and_checks_itself(name: str, title: str) -> None:
+    code = RECIPES[name, title]
     assert len([line for line in code.splitlines() if line.strip()]) <= 25
     assert "assert " in code
-    exec(compile(code, f"docs/steps/your-step.md, {title}", "exec"), {"__name__": "recipe"})
+    exec(compile(code, f"docs/steps/{name}, {title}", "exec"), {"__name__": "recipe"})

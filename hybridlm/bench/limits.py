@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from hybridlm.devices.machine import cores
+from hybridlm.target_report.step_report import Floor
 from ir_passes.targets import local_target
 
 DEFAULT_SQUARE = 2048
@@ -30,6 +31,10 @@ class MachineLimits:
     read_bytes: float
     float32_flops: float
     bfloat16_flops: float
+
+    def floor_seconds(self, floor: Floor) -> float:
+        """Return the least seconds of a step: its traffic or its products, at these limits."""
+        return max(floor.moved / self.read_bytes, floor.flops / max(self.bfloat16_flops, self.float32_flops))
 
 
 def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> MachineLimits:

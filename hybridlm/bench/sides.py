@@ -1,11 +1,15 @@
-"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns."""
+"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns.
+
+A side has a checkpoint, a number of sequences and a prompt length, and is warmed up. Another engine than ours raises
+`SideFailed` where it cannot be measured.
+"""
 
 import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol, TypeVar
+from typing import IO, Any
 
 import numpy as np
 
@@ -33,54 +37,6 @@ def side_failure(reason: str, command: Sequence[str], stderr: bytes | IO[bytes])
     return SideFailed(f"{reason}; the command was: {' '.join(command)}; it printed: {printed}")
 
 
-class NamedSide(Protocol):
-    """An engine with a name in tables."""
-
-    @property
-    def name(self) -> str:
-        """Name of the engine in a table, unique where possible."""
-        ...
-
-
-S = TypeVar("S", bound=NamedSide)
-
-
-class Side(Protocol):
-    """One engine with a checkpoint, a number of sequences and a prompt length, warmed up.
-
-    Another engine than ours raises `SideFailed` where it cannot be measured.
-    """
-
-    name: str
-
-    def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each step of one token per sequence, or their mean.
-
-        Their sum is the time from the begin to the last token on the host.
-        """
-        ...
-
-    def prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill new prompts of `tokens` tokens, one per sequence."""
-        ...
-
-
-class LeftOut:
-    """Sides that failed; a line on standard error names each.
-
-    Attributes:
-        names: names of the sides.
-    """
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-
-    def __call__(self, side: str, failure: SideFailed) -> None:
-        """Leave out a side."""
-        self.names.add(side)
-        print(f"{side} is left out: {failure}", file=sys.stderr)
-
-
 @dataclass(frozen=True)
 class Timing:
     """Median seconds of each round of one side."""
@@ -106,32 +62,73 @@ class Timing:
         return f"{median:.2f} ({lowest:.2f}-{highest:.2f})"
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Timings of every side for one number of lanes.
+
+    Attributes:
+        kind: "decode", "prefill" or "score".
+        lanes: sequences at a time.
+        tokens: tokens that each side computed in one timing.
+        timings: timings of each side, ours first.
+        floors: least seconds of each side on this machine; None where they are not known.
+    """
+
+    kind: str
+    lanes: int
+    tokens: int
+    timings: list[Timing]
+    floors: dict[str, float] | None = None
+
+    def _seconds(self, side: str) -> float:
+        return next(timing.seconds for timing in self.timings if timing.name == side)
+
+    def speed(self, side: str) -> float:
+        """Tokens in a second."""
+        return self.tokens / self._seconds(side)
+
+    def of_floor(self, side: str) -> float:
+        """Fraction of the machine's limit that a side reaches."""
+        assert self.floors is not None
+        return self.floors[side] / self._seconds(side)
+
+    def figures(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        rounds = {timing.name: timing.rounds for timing in self.timings}
+        return {"what": self.kind, "lanes": self.lanes, "tokens": self.tokens, "seconds": rounds, "floors": self.floors}
+
+
 def in_turns(
-    sides: Sequence[S],
-    measure: Callable[[S], float],
-    rounds: int,
-    left_out: Callable[[str, SideFailed], None] | None = None,
+    runs: Sequence[tuple[str, Callable[[], float]]], rounds: int, left_out: set[str] | None = None
 ) -> list[Timing]:
-    """Measure every side once in each round (A B A B).
+    """Call every side's run once in each round (A B A B).
 
     Other load of the machine affects all sides in this way.
 
     Args:
-        left_out: receives a side that fails, which has no further turn and no timing; without it,
-            a failure is raised.
+        runs: name and run of each side; a run returns its seconds.
+        rounds: number of rounds.
+        left_out: receives the name of a side that fails, with a line on standard error. That side has no further turn
+            and no timing; without the set, a failure is raised.
     """
-    timed = [(side, list[float]()) for side in sides]
+    timed = [(name, run, list[float]()) for name, run in runs]
     for _ in range(rounds):
-        for entry in list(timed):
-            side, times = entry
+        for side in list(timed):
+            name, run, times = side
             try:
-                times.append(measure(side))
+                times.append(run())
             except SideFailed as failure:
                 if left_out is None:
                     raise
-                timed.remove(entry)
-                left_out(side.name, failure)
-    return [Timing(side.name, tuple(times)) for side, times in timed]
+                timed.remove(side)
+                leave_out(name, failure, left_out)
+    return [Timing(name, tuple(times)) for name, _, times in timed]
+
+
+def leave_out(side: str, failure: SideFailed, left_out: set[str]) -> None:
+    """Add a side that failed to a set, and print a line on standard error."""
+    left_out.add(side)
+    print(f"{side} is left out: {failure}", file=sys.stderr)
 
 
 def random_tokens(lanes: int, tokens: int, vocab: int, seed: int = 0) -> np.ndarray:

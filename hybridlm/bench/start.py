@@ -21,10 +21,6 @@ print(json.dumps(start(began[0], imported, json.loads(sys.argv[1]))))
 """The program of a start; it takes the argument of `start` as JSON."""
 
 
-class StartFailed(ChildProcessError):
-    """A process that was to be measured has failed."""
-
-
 def measure_starts(
     model: str, prompt: int, settings: Mapping[str, Any], warm: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -40,7 +36,7 @@ def measure_starts(
         The cold start and the warm ones, as `start` returns them.
 
     Raises:
-        StartFailed: a process ended with an error; the message has its output.
+        ChildProcessError: a process ended with an error; the message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="hybridlm-start-") as folder:
         arguments = {"model": model, "prompt": prompt, "settings": {**settings, "compilation_cache": folder}}
@@ -81,5 +77,5 @@ def _in_a_process(arguments: Mapping[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-c", CHILD, json.dumps({**arguments, "spawned": time.time()})]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if process.returncode != 0:
-        raise StartFailed(f"a start failed with status {process.returncode}: {process.stderr.strip()}")
+        raise ChildProcessError(f"a start failed with status {process.returncode}: {process.stderr.strip()}")
     return json.loads(process.stdout.splitlines()[-1])

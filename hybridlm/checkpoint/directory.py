@@ -14,7 +14,14 @@ from hybridlm.checkpoint.safetensors import SafetensorsFile
 from hybridlm.checkpoint.tensor_file import TensorFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
-from hybridlm.quantised import DequantiseError, GroupedTensors, QuantisationSettings, group_tensors, read_settings
+from hybridlm.quantised import (
+    DequantiseError,
+    GroupedTensors,
+    QuantisationSettings,
+    dequantise,
+    group_tensors,
+    read_settings,
+)
 from hybridlm.quantised.packed import PackedArrays, PackedForm, pack, packed_form
 from hybridlm.quantised.settings import refused
 from hybridlm.quantised.shapes import TensorInfo
@@ -38,7 +45,6 @@ class CheckpointDirectory:
 
     Attributes:
         path: the directory, or the GGUF file.
-        config: config.json.
         files: tensor name -> its file; codes and scales are separate tensors.
         grouped: the tensors of each quantised weight, taken together.
         settings: the quantisation that the configuration describes.
@@ -88,7 +94,7 @@ class CheckpointDirectory:
         if name not in self.grouped.quantised:
             return self.files[name].read(name)
         with self._named_faults():
-            return self.grouped.quantised[name].dequantise(self.read_part)
+            return dequantise(self.grouped.quantised[name], self.read_part)
 
     def packed_form(self, name: str) -> PackedForm | None:
         """Return the packed form of a quantised weight; None without such a form."""
@@ -166,7 +172,9 @@ def _grouped(
     if any(file.metadata.get("format") == "mlx" for file in files.values()):
         settings = refused("mlx", "safetensors: format mlx")
     tensors = {name: file.tensors[name] for name, file in files.items()}
-    grouped = group_tensors(tensors, lambda name: files[name].read_stored(name), settings.hints)
+    grouped = group_tensors(
+        tensors, lambda name: files[name].read_stored(name), settings.hints, lambda name: files[name].metadata
+    )
     return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed, nvidia)
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.tensor_file import MappedFile
 from hybridlm.errors import CheckpointError
-from hybridlm.files.version import FileVersion
+from hybridlm.files.atomic import FileVersion
 
 BLOCK = 8 << 20
 """Bytes in memory per thread."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hybridlm.errors import CheckpointError
-from hybridlm.files.version import FileVersion
+from hybridlm.files.atomic import FileVersion
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 from hybridlm.quantised.shapes import TensorInfo
 

@@ -13,13 +13,11 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridlm.bench.engine_side import EngineSide
-from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
-from hybridlm.bench.measured import Measured
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import LeftOut, Side, in_turns
+from hybridlm.bench.sides import Measured, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
@@ -27,7 +25,10 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
+from hybridlm.programs.shapes import Shape
+from hybridlm.target_report.step_report import floor_of
 
+Side = EngineSide | LlamaCppSide | TransformersSide
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
@@ -116,8 +117,7 @@ class Report:
 
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
     profile: Annotated[
-        bool,
-        typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
+        bool, typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill.")
     ] = False
     start: Annotated[
         bool,
@@ -161,8 +161,8 @@ def bench(
         bench_start.bench_start(model, work.prompt, work.rounds, report.json_to, options)
     elif mixed.mixed:
         peers = mixed.peers({engine.value for engine in engines.against or []}, engines.gguf or [])
-        batch = bench_mixed.MixedBatch(max(work.lanes), work.context, work.rounds)
-        bench_mixed.bench_mixed(loading, engines.own_sides(model), mixed, batch, peers, report.json_to)
+        own_sides, lanes = engines.own_sides(model), max(work.lanes)
+        bench_mixed.bench_mixed(loading, own_sides, mixed, lanes, work.context, work.rounds, peers, report.json_to)
     else:
         _bench_steps(loading, model, work, engines, report)
 
@@ -190,18 +190,20 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
             f"{limits.bfloat16_flops / 1e9:.0f} GFLOP/s bfloat16"
         )
     )
-    traffic = {name: Traffic.of(lm.model, lm.params, lm.engine.row_arrays.dtype) for name, lm in models.items()}
     measured: list[Measured] = []
-    left_out = LeftOut()
+    left_out = set[str]()
     for number in work.lanes:
         own_sides = [EngineSide(lm, number, work.prompt, name) for name, lm in models.items()]
         sides: list[Side] = [*own_sides, *engines.other_sides(lm, number, work.prompt, context)]
         hosts: list[float] = []
-        step_seconds = partial(_step_seconds, steps=work.tokens, engine=own_sides[0], hosts=hosts)
-        timings = in_turns(sides, step_seconds, work.rounds, left_out)
-        floors = {
-            name: floor_seconds(each, limits, number, work.prompt + work.tokens) for name, each in traffic.items()
-        }
+        runs = [(side.name, partial(_step_seconds, side, work.tokens, own_sides[0], hosts)) for side in sides]
+        timings = in_turns(runs, work.rounds, left_out)
+        shape, floors = Shape("generate", number, 1, number), dict[str, float]()
+        for name, each in models.items():
+            placement, dtype = each.engine.placement, each.engine.row_arrays.dtype
+            floor_of_step = floor_of(each.model, shape, placement, dtype, work.prompt + work.tokens)
+            assert floor_of_step is not None
+            floors[name] = limits.floor_seconds(floor_of_step)
         floor = floors[EngineSide.name]
         floors |= {timing.name: floor for timing in timings if timing.name not in floors}
         measured.append(Measured("decode", number, number, timings, floors))
@@ -218,12 +220,12 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
             write_json(report.json_to, figures)
     if report.plot_to is not None:
         decoded = [each for each in measured if each.kind == "decode"]
-        names = [timing.name for timing in decoded[0].timings if timing.name not in left_out.names]
+        names = [timing.name for timing in decoded[0].timings if timing.name not in left_out]
         speeds = {name: [each.speed(name) for each in decoded] for name in names}
         fractions = {name: [each.of_floor(name) for each in decoded] for name in names}
         with replacing(report.plot_to) as file:
             file.buffer.write(plot(f"{lm.path.name} on {device}", work.lanes, speeds, fractions).encode())
-    if left_out.names:
+    if left_out:
         raise typer.Exit(bench_mixed.EXIT_SIDES_FAILED)
 
 
@@ -235,7 +237,7 @@ def _step_seconds(side: Side, steps: int, engine: EngineSide, hosts: list[float]
     return seconds
 
 
-def _measure_texts(console: Console, sides: list[Side], lanes: int, work: Work, left_out: LeftOut) -> list[Measured]:
+def _measure_texts(console: Console, sides: list[Side], lanes: int, work: Work, left_out: set[str]) -> list[Measured]:
     """Measure prefill and scoring; other engines' prefill time is in both tables."""
     tokens = work.prefill
 
@@ -251,7 +253,8 @@ def _measure_texts(console: Console, sides: list[Side], lanes: int, work: Work, 
             side.score(tokens)
     measured = list[Measured]()
     for kind, measure in (("prefill", prefill), ("score", score)):
-        measured.append(Measured(kind, lanes, lanes * tokens, in_turns(sides, measure, work.rounds, left_out)))
+        timings = in_turns([(side.name, partial(measure, side)) for side in sides], work.rounds, left_out)
+        measured.append(Measured(kind, lanes, lanes * tokens, timings))
         _print_rows(console, measured[-1])
     return measured
 

@@ -1,7 +1,7 @@
 """`hybridlm bench --mixed`: the table of a mixed batch."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +13,14 @@ import typer
 from rich.text import Text
 
 from hybridlm.bench.llama_server import LlamaServerSide
-from hybridlm.bench.mixed import MixedRequest, MixedSide, OwnMixedSide, mixed_requests
-from hybridlm.bench.sides import LeftOut, SideFailed, Timing, in_turns
+from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
+from hybridlm.bench.sides import SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
 from hybridlm.lm import LM
 
+MixedSide = OwnMixedSide | LlamaServerSide | VllmSide
 DEFAULT_CONTEXT = 2048
 EXIT_SIDES_FAILED = 3
 
@@ -41,8 +42,8 @@ class MixedOptions:
     llama_server: Annotated[Path | None, typer.Option(help="llama.cpp's llama-server, for --mixed.")] = None
     vllm_python: Annotated[Path | None, typer.Option(help="Python of an environment with vLLM, for --mixed.")] = None
 
-    def peers(self, names: set[str], ggufs: list[Path]) -> "Peers":
-        """Return the other engines.
+    def peers(self, names: set[str], ggufs: list[Path]) -> list[Path | None]:
+        """Return the other engines: a GGUF file for each llama-server, None for vLLM.
 
         Args:
             names: values of --against.
@@ -58,84 +59,71 @@ class MixedOptions:
             raise ValueError("--against llama-server needs --llama-server and --gguf")
         if "vllm" in names and self.vllm_python is None:
             raise ValueError("--against vllm needs --vllm-python")
-        server = self.llama_server if "llama-server" in names else None
-        return Peers(server, ggufs, self.vllm_python if "vllm" in names else None)
-
-
-@dataclass(frozen=True)
-class MixedBatch:
-    """Sequences at a time, maximum tokens of one (None for `DEFAULT_CONTEXT`), and measured rounds."""
-
-    lanes: int
-    context: int | None
-    rounds: int
-
-
-@dataclass(frozen=True)
-class Peers:
-    """Other engines on the same checkpoint; None without the engine.
-
-    Attributes:
-        llama_server, ggufs: the server's program, and the checkpoint in its format.
-        vllm_python: Python of an environment with vLLM.
-    """
-
-    llama_server: Path | None
-    ggufs: list[Path]
-    vllm_python: Path | None
+        return [*(ggufs if "llama-server" in names else ()), *([None] if "vllm" in names else ())]
 
 
 def bench_mixed(
-    loading: Loading, models: Mapping[str, str], mixed: MixedOptions, batch: MixedBatch, peers: Peers, out: Path | None
+    loading: Loading,
+    models: Mapping[str, str],
+    mixed: MixedOptions,
+    lanes: int,
+    context: int | None,
+    rounds: int,
+    peers: Sequence[Path | None],
+    out: Path | None,
 ) -> None:
     """Measure the batch on every engine in turns, after a warm-up, and print the table.
 
     Args:
         loading: options of `hybridlm.load`.
         models: name in the table -> checkpoint; the first one is compared with all others.
-        mixed, batch, peers: the requests, how they run, and the other engines.
+        lanes, rounds: sequences at a time, and measured rounds.
+        context: maximum tokens of a sequence; None for `DEFAULT_CONTEXT`.
+        peers: the other engines, from `MixedOptions.peers`.
         out: JSON file for all figures; None for none.
     """
-    context = DEFAULT_CONTEXT if batch.context is None else batch.context
+    context = DEFAULT_CONTEXT if context is None else context
     first = next(iter(models))
     loaded = {
-        name: loading.load(path, lanes=batch.lanes, context=context, **({} if name == first else {"adapter": None}))
+        name: loading.load(path, lanes=lanes, context=context, **({} if name == first else {"adapter": None}))
         for name, path in models.items()
     }
     lm = loaded[first]
     requests = mixed_requests(mixed.requests, lm.config.vocab_size, context)
-    left_out = LeftOut()
+    left_out = set[str]()
     with ExitStack() as stack:
         own_sides = [OwnMixedSide(model, name) for name, model in loaded.items()]
-        sides: list[MixedSide] = [*own_sides, *_peers(stack, peers, lm, batch.lanes, context, left_out)]
-        in_turns(sides, lambda side: side.run(requests, mixed.sampled), 1, left_out)  # compiles
-        sides = [side for side in sides if side.name not in left_out.names]
-        timings = in_turns(sides, lambda side: side.run(requests, mixed.sampled), batch.rounds, left_out)
-    _print(lm, requests, mixed, batch.lanes, timings, own_sides)
+        sides: list[MixedSide] = [*own_sides, *_peers(stack, mixed, peers, lm, context, left_out)]
+        runs = [(side.name, partial(side.run, requests, mixed.sampled)) for side in sides]
+        in_turns(runs, 1, left_out)  # compiles
+        timings = in_turns([run for run in runs if run[0] not in left_out], rounds, left_out)
+    _print(lm, requests, mixed, lanes, timings, own_sides)
     if out is not None:
         seconds = {timing.name: timing.rounds for timing in timings}
         shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own_sides}
         tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
-        figures = {"models": dict(models), "requests": len(requests), "lanes": batch.lanes, "sampled": mixed.sampled}
+        figures = {"models": dict(models), "requests": len(requests), "lanes": lanes, "sampled": mixed.sampled}
         write_json(out, {**figures, "context": context, "tokens": tokens, "seconds": seconds, "shares": shares})
-    if left_out.names:
+    if left_out:
         raise typer.Exit(EXIT_SIDES_FAILED)
 
 
-def _peers(stack: ExitStack, peers: Peers, lm: LM, lanes: int, context: int, left_out: LeftOut) -> list[MixedSide]:
+def _peers(
+    stack: ExitStack, mixed: MixedOptions, peers: Sequence[Path | None], lm: LM, context: int, left_out: set[str]
+) -> list[MixedSide]:
     """Start the other engines; leave out failing engines."""
-    starts: list[tuple[str, Callable[[], MixedSide]]] = []
-    if peers.llama_server is not None:
-        server = partial(LlamaServerSide, peers.llama_server, lanes=lanes, context=context)
-        starts += [("llama-server", partial(server, gguf)) for gguf in peers.ggufs]
-    if peers.vllm_python is not None:
-        starts.append(("vllm", partial(VllmSide, peers.vllm_python, lm.path, lm.engine.dtype, lanes, context)))
-    sides: list[MixedSide] = []
-    for name, start in starts:
+    sides, lanes = list[MixedSide](), lm.engine.lanes
+    for gguf in peers:
         try:
-            sides.append(stack.enter_context(closing(start())))
+            if gguf is None:
+                assert mixed.vllm_python is not None
+                side: MixedSide = VllmSide(mixed.vllm_python, lm.path, lm.engine.dtype, lanes, context)
+            else:
+                assert mixed.llama_server is not None
+                side = LlamaServerSide(mixed.llama_server, gguf, lanes, context)
+            sides.append(stack.enter_context(closing(side)))
         except SideFailed as failure:
-            left_out(name, failure)
+            leave_out("vllm" if gguf is None else "llama-server", failure, left_out)
     return sides
 
 

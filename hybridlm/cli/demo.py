@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import jax
@@ -12,7 +11,6 @@ from rich.text import Text
 
 from hybridlm import demo as embedded
 from hybridlm.cli.options import Debug, Verbose, console_for_table, reported, table_of
-from hybridlm.lm import LM
 from hybridlm.loading import load
 from hybridlm.requests.results import Completion
 
@@ -20,23 +18,6 @@ STORIES = 8
 MIN_RIGHT = 7
 """Least number of right answers; the model answers at least 97 of 100 (README)."""
 MAX_TOKENS = 24
-
-
-@dataclass(frozen=True)
-class Answers:
-    """Answers of the model, and the seconds that they took without compilation."""
-
-    completions: list[Completion]
-    seconds: float
-
-    def speed(self, name: str) -> str:
-        """Return a line with the tokens read and generated, and tokens per second."""
-        prompt = sum(len(completion.prompt_token_ids) for completion in self.completions)
-        sampled = sum(len(completion.token_ids) for completion in self.completions)
-        return (
-            f"{name}: {prompt} tokens read, {sampled} generated in {self.seconds:.2f} s "
-            f"({(prompt + sampled) / self.seconds:,.0f} tokens/s, {sampled / self.seconds:,.0f} of them generated)"
-        )
 
 
 def demo(
@@ -56,14 +37,20 @@ def demo(
         console = console_for_table()
         console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
         console.print(Text(f"\nThe first of {STORIES} stories:\n{stories[0].prompt}\n"))
-        batch = _answer_together(lm, stories)
-        singles = _answer_alone(lm, stories)
-        console.print(_table(stories, batch, singles))
-        different = sum(not _equal(*pair) for pair in zip(batch.completions, singles.completions, strict=True))
-        rights = []
-        for name, answers in (("in one batch", batch), ("one by one", singles)):
-            rights.append(sum(_is_right(*pair) for pair in zip(stories, answers.completions, strict=True)))
-            console.print(Text(f"{answers.speed(name)}; {rights[-1]} of {STORIES} right"))
+        prompts = [story.prompt for story in stories]
+        answers, rights, lines = list[list[Completion]](), list[int](), list[str]()
+        for name, size in (("in one batch", STORIES), ("one by one", 1)):
+            lm.generate(prompts[:size], max_tokens=MAX_TOKENS)  # compiles
+            start, batches = time.perf_counter(), range(0, STORIES, size)
+            parts = [lm.generate(prompts[i : i + size], max_tokens=MAX_TOKENS) for i in batches]
+            seconds = time.perf_counter() - start
+            answers.append([completion for part in parts for completion in part])
+            rights.append(sum(map(_is_right, stories, answers[-1])))
+            lines.append(f"{name}: {_speed(answers[-1], seconds)}; {rights[-1]} of {STORIES} right")
+        console.print(_table(stories, *answers))
+        for line in lines:
+            console.print(Text(line))
+        different = sum(not _equal(*pair) for pair in zip(*answers, strict=True))
         if different:
             typer.echo(f"error: {different} of {STORIES} answers differ between the batch and alone", err=True)
             raise typer.Exit(1)
@@ -74,24 +61,19 @@ def demo(
             raise typer.Exit(1)
 
 
-def _answer_together(lm: LM, stories: Sequence[embedded.Story]) -> Answers:
-    prompts = [story.prompt for story in stories]
-    lm.generate(prompts, max_tokens=MAX_TOKENS)  # compiles
-    start = time.perf_counter()
-    completions = lm.generate(prompts, max_tokens=MAX_TOKENS)
-    return Answers(completions, time.perf_counter() - start)
+def _speed(completions: Sequence[Completion], seconds: float) -> str:
+    """Return the tokens read and generated, and tokens per second."""
+    prompt = sum(len(completion.prompt_token_ids) for completion in completions)
+    sampled = sum(len(completion.token_ids) for completion in completions)
+    return (
+        f"{prompt} tokens read, {sampled} generated in {seconds:.2f} s "
+        f"({(prompt + sampled) / seconds:,.0f} tokens/s, {sampled / seconds:,.0f} of them generated)"
+    )
 
 
-def _answer_alone(lm: LM, stories: Sequence[embedded.Story]) -> Answers:
-    lm.generate([stories[0].prompt], max_tokens=MAX_TOKENS)  # compiles
-    start = time.perf_counter()
-    completions = [lm.generate([story.prompt], max_tokens=MAX_TOKENS)[0] for story in stories]
-    return Answers(completions, time.perf_counter() - start)
-
-
-def _table(stories: Sequence[embedded.Story], batch: Answers, singles: Answers) -> Table:
+def _table(stories: Sequence[embedded.Story], batch: Sequence[Completion], singles: Sequence[Completion]) -> Table:
     table = table_of("question", "answer in the batch", "answer alone", "", "equal", text_columns=5, overflow="fold")
-    for story, completion, single in zip(stories, batch.completions, singles.completions, strict=True):
+    for story, completion, single in zip(stories, batch, singles, strict=True):
         right = Text("right", "green") if _is_right(story, completion) else Text(f"wrong: {story.answer}", "red")
         equal = Text("yes", "green") if _equal(completion, single) else Text("NO", "bold red")
         table.add_row(Text(story.question), Text(_said(completion)), Text(_said(single)), right, equal)

@@ -8,7 +8,7 @@ import typer
 from hybridlm.cli.files.commands import EXIT_BAD_ROWS
 from hybridlm.cli.options import Debug, reported
 from hybridlm.multiprocess import environment
-from hybridlm.multiprocess.joining import join
+from hybridlm.multiprocess.heartbeat import join
 from hybridlm.multiprocess.launch import LaunchError
 from hybridlm.multiprocess.launch import launch as start
 
@@ -37,8 +37,7 @@ def launch(
         int | None, typer.Option(help="Virtual devices of each process, on CPUs.", show_default="as many as there are")
     ] = None,
     timeout: Annotated[
-        float,
-        typer.Option(help="Seconds within which all processes end if one dies or stops responding, at most 60."),
+        float, typer.Option(help="Seconds within which all processes end if one dies or stops responding, at most 60.")
     ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:

@@ -17,8 +17,7 @@ from hybridlm.cli.files.commands import batch, classify, decide, divergence, emb
 from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
-from hybridlm.cli.listings.cache import cache
-from hybridlm.cli.listings.families import list_families
+from hybridlm.cli.listings import cache, list_families
 from hybridlm.cli.quantise import quantise
 from hybridlm.cli.signals import EXIT_INTERRUPTED
 from hybridlm.cli.standard_output import standard_output

@@ -12,8 +12,7 @@ from rich.text import Text
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli.options import Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
-from hybridlm.cli.verify_report import Cells, CompiledReport, PlannedReport, VerifyReport
-from hybridlm.cli.verify_target import verify_target
+from hybridlm.cli.verify_report import Cells, VerifyReport, verify_target
 from hybridlm.devices.mesh import abstract_mesh
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
@@ -122,7 +121,7 @@ def verify(
         typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
         raise typer.Exit(1)
     console.print(Text(f"all {table.row_count} steps are {report.summary}"))
-    if isinstance(report, PlannedReport) and not _printed_fit(console, engine, report):
+    if report.planned and not _printed_fit(console, engine, report):
         raise typer.Exit(1)
 
 
@@ -146,7 +145,7 @@ def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engin
             raise ValueError("expected --model, or --config with --abstract, got neither")
         lanes = loading.settings["lanes"]
         lm = loading.load(model, lanes=EngineConfig.lanes if lanes is None else lanes)
-        return lm.engine, CompiledReport(lm.engine, out)
+        return lm.engine, VerifyReport(lm.engine, out=out)
     if config is None:
         got = "--model" if model is not None else "neither"
         raise ValueError(f"--abstract: expected --config, the path of a config.json, got {got}")
@@ -158,10 +157,10 @@ def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engin
     if target is not None and (devices is None) != (target.count == 1):
         raise ValueError(f"--mesh: expected one of the {target.count} devices of {target.name}")
     engine = abstract_engine(config, loading.config(devices), target, recipe)
-    return engine, PlannedReport(engine)
+    return engine, VerifyReport(engine, planned=True)
 
 
-def _printed_fit(console: Console, engine: Engine, report: PlannedReport) -> bool:
+def _printed_fit(console: Console, engine: Engine, report: VerifyReport) -> bool:
     """Print if a planned model fits its target; return True if so, or without target."""
     target = engine.placement.target
     if target is None or target.memory is None:

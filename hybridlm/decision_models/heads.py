@@ -1,31 +1,99 @@
-"""Scores of a question's options from the residual stream of one token."""
+"""Scores of a question's options from the residual stream of one token: by labels, or by a linear head."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from hybridlm.decision_models.questions import DecisionQuestion
-from hybridlm.decision_models.slot_head import SlotHead
+from hybridlm.checkpoint.cast import finite_tensor
+from hybridlm.checkpoint.directory import open_directory
+from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.decision_models.questions import KINDS, DecisionQuestion
+from hybridlm.errors import CheckpointError
+from hybridlm.files.strict_json import is_positive
 from hybridlm.text.tokenizer import Tokenizer
 
+MODEL = "config.json"
+DEFAULT_ROWS, DEFAULT_OFFSETS = 24, {"noul": 0, "score": 2, "choice": 8}
+"""Rows of the head of a model that transformers saved, where its config.json does not say."""
+MAX_OPTIONS = 1024
+"""Labels of a type of question, and rows of a head."""
 
-class OptionHead(Protocol):
-    """A head that scores options. Scores are summed in float64, for each question by itself."""
+
+@dataclass(frozen=True)
+class SlotHead:
+    """A linear head with one row per option: the head of `jev`, pplx-decider and d3.
+
+    Scores are summed in float64, for each question by itself.
+
+    Attributes:
+        weight: float32 [rows, hidden].
+        bias: float32 [rows].
+        softcap: bound of the scores, `softcap * tanh(score / softcap)`, or None.
+        offsets: type -> row of its first option.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+    softcap: float | None
+    offsets: Mapping[str, int]
 
     def check(self, question: DecisionQuestion) -> None:
-        """Raise ValueError if the options of a question cannot be scored."""
-        ...
+        """Raise ValueError for a type without rows, or more options than it has."""
+        if question.type not in self.offsets:
+            raise ValueError(f"questions[{question.name!r}]: this model has no rows for {question.type} questions")
+        limit = len(self.weight) - self.offsets[question.type]
+        if len(question.options) > limit:
+            raise ValueError(
+                f"questions[{question.name!r}]: expected at most {limit} options, as many as this model has rows for "
+                f"{question.type} questions, got {len(question.options)}"
+            )
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
-        """Return the scores of the options, float64 [options].
+        """Return the score of each option, float64 [option], soft-capped if the model caps scores."""
+        first = self.offsets[question.type]
+        rows = slice(first, first + len(question.options))
+        weight = self.weight[rows].astype(np.float64)
+        scores = (weight * vector.astype(np.float64)).sum(axis=1) + self.bias[rows]
+        cap = self.softcap
+        return scores if cap is None else cap * np.tanh(scores / cap)
 
-        Args:
-            vector: float32 [hidden], of the final residual stream.
-            question: one that was checked.
-        """
-        ...
+
+def saved_head(directory: Path, fields: Mapping[str, Any], hidden_size: int) -> SlotHead:
+    """Return the head of a model that transformers saved as "jev"; raises CheckpointError."""
+    faults: list[str] = []
+    rows, softcap = fields.get("num_verbalizers", DEFAULT_ROWS), fields.get("softcap")
+    offsets = fields.get("offsets") or DEFAULT_OFFSETS
+    if type(rows) is not int or not 0 < rows <= MAX_OPTIONS:
+        faults.append(f"num_verbalizers: expected a number of rows from 1 to {MAX_OPTIONS}, found {rows!r}")
+        rows = 1
+    places = offsets.values() if isinstance(offsets, dict) and set(offsets) <= set(KINDS) else [None]
+    if not all(type(offset) is int and 0 <= offset < rows for offset in places):
+        faults.append(f"offsets: expected type -> row of its first option, below {rows}, found {offsets!r}")
+    if softcap is not None and not is_positive(softcap):
+        faults.append(f"softcap: expected a number greater than 0 or null, found {softcap!r}")
+    if faults:
+        raise CheckpointError(directory / MODEL, faults)
+    checkpoint = open_directory(directory)
+    expected = {"proj.weight": (rows, hidden_size), "proj.bias": (rows,)}
+    shapes = {name: checkpoint.shape(name) for name in expected if name in checkpoint.files}
+    if shapes != expected:
+        raise CheckpointError(directory, f"expected the tensors {expected} of the head, found {shapes}")
+    weight, bias = (finite_tensor(directory, name, checkpoint.read(name)) for name in expected)
+    return SlotHead(weight, bias, softcap if softcap is None else float(softcap), offsets)
+
+
+def read_tensors(path: Path, expected: Mapping[str, tuple[int, ...]]) -> list[np.ndarray]:
+    """Return the tensors of a head's file, in float32; there are no others in it."""
+    if not path.is_file():
+        raise CheckpointError(path, "expected the head of the decision model, found no file")
+    file = SafetensorsFile(path)
+    shapes = {name: info.shape for name, info in file.tensors.items()}
+    if shapes != expected:
+        raise CheckpointError(path, f"expected the tensors {expected}, found {dict(list(shapes.items())[:5])}")
+    return [finite_tensor(path, name, file.read(name)) for name in expected]
 
 
 @dataclass(frozen=True)
@@ -49,7 +117,12 @@ class LabelHead:
             self._label_rows[question.labels] = self.rows(self._ids(question))
 
     def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
-        """Return the logit of each option's label, float64 [option]."""
+        """Return the logit of each option's label, float64 [option].
+
+        Args:
+            vector: float32 [hidden], of the final residual stream.
+            question: one that was checked.
+        """
         rounded = vector.astype(self.dtype).astype(np.float64)
         return (self._label_rows[question.labels] * rounded).sum(axis=1)
 
@@ -70,34 +143,3 @@ class LabelHead:
                 f"decision.json (labels.{question.type})"
             )
         return ids
-
-
-@dataclass(frozen=True)
-class RowsHead:
-    """A separate linear head: one row per option, from the offset of the question's type.
-
-    Attributes:
-        slots: its parameters.
-    """
-
-    slots: SlotHead
-
-    def check(self, question: DecisionQuestion) -> None:
-        """Raise ValueError for a type without rows, or more options than it has."""
-        if question.type not in self.slots.offsets:
-            raise ValueError(f"questions[{question.name!r}]: this model has no rows for {question.type} questions")
-        limit = len(self.slots.weight) - self.slots.offsets[question.type]
-        if len(question.options) > limit:
-            raise ValueError(
-                f"questions[{question.name!r}]: expected at most {limit} options, as many as this model has rows for "
-                f"{question.type} questions, got {len(question.options)}"
-            )
-
-    def scores(self, vector: np.ndarray, question: DecisionQuestion) -> np.ndarray:
-        """Return the score of each option, float64 [option], soft-capped if the model caps scores."""
-        first = self.slots.offsets[question.type]
-        rows = slice(first, first + len(question.options))
-        weight = self.slots.weight[rows].astype(np.float64)
-        scores = (weight * vector.astype(np.float64)).sum(axis=1) + self.slots.bias[rows]
-        cap = self.slots.softcap
-        return scores if cap is None else cap * np.tanh(scores / cap)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from hybridlm.decision_models.questions import LETTERS, YES_NO, DecisionQuestion, read_questions
 from hybridlm.decision_models.settings import TEMPLATE, DecisionSettings
-from hybridlm.text.chat_template import ChatTemplateError, plain_data
+from hybridlm.text.chat_template import ChatTemplateError, CompiledTemplate, plain_data
 from hybridlm.text.control_tokens import ControlTokens, control_tokens
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -40,7 +40,6 @@ class Prompts:
     """Prompts of one model.
 
     Attributes:
-        checkpoint_tokenizer: the tokenizer of the checkpoint.
         settings: settings of the model.
     """
 
@@ -58,9 +57,18 @@ class Prompts:
         return self.tokenizer.token_to_id(MARK), self.tokenizer.token_to_id(SPLIT)
 
     @cached_property
-    def template(self) -> "DecisionTemplate | None":
-        """The template of the checkpoint; None for the generic prompt."""
-        return None if self.settings.template is None else DecisionTemplate(self.settings.template)
+    def template(self) -> CompiledTemplate | None:
+        """The template of the checkpoint; None for the generic prompt.
+
+        Raises:
+            ChatTemplateError: a syntax error, or a template that reads no question.
+        """
+        if self.settings.template is None:
+            return None
+        template = CompiledTemplate(self.settings.template, TEMPLATE)
+        if not template.variables & {"question", "questions"}:
+            raise ChatTemplateError(f"{TEMPLATE}: expected it to use question or questions, found neither")
+        return template
 
     @cached_property
     def controls(self) -> ControlTokens:
@@ -106,7 +114,10 @@ class Prompts:
                 "question": group[0].fields(),
                 "questions": [question.fields() for question in group],
             }
-            text = self.template.render({**self.checkpoint_tokenizer.special_tokens, **self._safe(variables)})
+            fixed = {"add_generation_prompt": True, "enable_thinking": False, "tools": None, "documents": None}
+            special = self.checkpoint_tokenizer.special_tokens
+            messages = [{"role": "user", "content": ""}]
+            text = self.template.text({"messages": messages, **fixed, **special, **self._safe(variables)})
         ids = self.controls.encode(text) if sanitize else self.tokenizer.encode(text, add_special_tokens=False)
         return self._without_marks(ids, group)
 
@@ -133,38 +144,6 @@ class Prompts:
         if places[0] < 0:
             raise ValueError(f"{TEMPLATE}: expected a token before {MARK}, found none")
         return Prompt(tuple(token_ids), tuple(places), group)
-
-
-class DecisionTemplate:
-    """A compiled decision template.
-
-    Attributes:
-        variables: names that it reads.
-    """
-
-    def __init__(self, source: str):
-        """Compile it; raises ChatTemplateError for a syntax error, or a template that reads no question."""
-        from hybridlm.text.sandbox import TemplateError, compile_template  # jinja2 takes a while to import
-
-        try:
-            self._template, names = compile_template(source)
-        except TemplateError as error:
-            raise ChatTemplateError(f"{TEMPLATE}: {error}") from error
-        except RecursionError as error:
-            raise ChatTemplateError(f"{TEMPLATE}: nested too deeply") from error
-        self.variables = frozenset(names)
-        if not self.variables & {"question", "questions"}:
-            raise ChatTemplateError(f"{TEMPLATE}: expected it to use question or questions, found neither")
-
-    def render(self, variables: Mapping[str, Any]) -> str:
-        """Return the text of a prompt; raises ChatTemplateError for an error in the template."""
-        messages = [{"role": "user", "content": ""}]
-        fixed = {"add_generation_prompt": True, "enable_thinking": False, "tools": None, "documents": None}
-        try:
-            return self._template.render(messages=messages, **fixed, **variables)
-        except Exception as error:
-            # The template is a program and can raise anything.
-            raise ChatTemplateError(f"{TEMPLATE}: {error or type(error).__name__}") from error
 
 
 def generic_prompt(state: Any, question: DecisionQuestion) -> str:

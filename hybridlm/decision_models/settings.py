@@ -21,8 +21,8 @@ from hybridlm.checkpoint.adapters import DECISION as CONFIG
 from hybridlm.checkpoint.adapters import JUDGE
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.decision_models.decider_prompt import WORDS, decider_template
+from hybridlm.decision_models.heads import MAX_OPTIONS, MODEL, SlotHead, read_tensors, saved_head
 from hybridlm.decision_models.questions import KINDS
-from hybridlm.decision_models.slot_head import MAX_OPTIONS, MODEL, SlotHead, read_tensors, saved_head
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object, read_text
 from models import JEV
@@ -168,7 +168,7 @@ def _of_decider(directory: Path, hidden_size: int) -> DecisionSettings:
         raise CheckpointError(path, faults)
     (weight,) = read_tensors(directory / READOUT, {"weight": (len(codes), hidden_size)})
     head = SlotHead(weight, np.zeros(len(codes), np.float32), None, dict.fromkeys(KINDS, 0))
-    template = decider_template(WORDS[prompt])
+    template = decider_template(prompt)
     temperatures = dict.fromkeys(map(str, KINDS), float(temperature))
     return DecisionSettings(labels, temperatures, template, ("false", "true"), True, None, head)
 

@@ -126,7 +126,6 @@ class DecidedDrafter:
     """A drafter of the user; process 0 decides its proposals for all processes.
 
     Args:
-        drafter: proposes.
         vocab_size: token ids are below it.
         decide: returns the result of its argument in process 0.
     """
@@ -137,14 +136,3 @@ class DecidedDrafter:
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
         """See `Drafter`. Raises as `checked_proposal`."""
         return self._decide(lambda: list(checked_proposal(self._drafter, token_ids, k, self._vocab_size)))
-
-
-class DraftedElsewhere:
-    """The drafter of a session in other processes than process 0.
-
-    Process 0 has the user's drafter.
-    """
-
-    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """Raise RuntimeError: proposals are received."""
-        raise RuntimeError("the drafter is in process 0")

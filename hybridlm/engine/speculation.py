@@ -6,9 +6,8 @@ more tokens if drafts are right. Both are measured: the times of steps, and each
 
 from collections.abc import Callable, Sequence
 
-from hybridlm.drafting.acceptance import AcceptancePrior
+from hybridlm.drafting.acceptance import AcceptancePrior, Drafting
 from hybridlm.drafting.drafters import Drafter, MtpDrafter
-from hybridlm.drafting.drafts import Drafting
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.requests.sequence import ActiveSequence
 

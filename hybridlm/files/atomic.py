@@ -1,10 +1,12 @@
-"""Output files of the user: checked early, written whole, named in every error."""
+"""Output files of the user: checked early, written whole, named in every error; versions of files."""
 
 import errno
 import io
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -62,7 +64,6 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
     """Add a file's name to errors of writing without one, such as a full disk.
 
     Args:
-        path: the file.
         only: numbers of its errors; None for all.
     """
     try:
@@ -97,3 +98,32 @@ def sync(path: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+SETTLED_NS = 3_000_000_000
+"""Minimum age of a file's last change; a later change then has another time. File systems count up to 2 s as one."""
+
+
+@dataclass(frozen=True)
+class FileVersion:
+    """Identity of a file's content.
+
+    Attributes:
+        modified, changed: times of the last write, and of the last change of content or status, in nanoseconds. No
+            program can set the second one back.
+        settled: True if a later write changes one of these.
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+    settled: bool = field(compare=False)
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "FileVersion":
+        """Return the version of a file that has this status now."""
+        modified, changed = status.st_mtime_ns, status.st_ctime_ns
+        settled = time.time_ns() - max(modified, changed) >= SETTLED_NS
+        return cls(status.st_dev, status.st_ino, status.st_size, modified, changed, settled)

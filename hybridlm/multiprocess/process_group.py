@@ -16,8 +16,7 @@ from hybridlm.devices.placement import Placement
 from hybridlm.multiprocess.decisions import Broadcast
 from hybridlm.multiprocess.environment import Disagreement, ProcessLost
 from hybridlm.multiprocess.heartbeat import take_heartbeat
-from hybridlm.multiprocess.key_values import KeyValues
-from hybridlm.multiprocess.messages import Messages
+from hybridlm.multiprocess.messages import KeyValues, Messages
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
 from ir_passes import AuditError, CompiledStep, IsolationError
 from ir_passes.compile.stored import StoredStep
@@ -155,7 +154,6 @@ class ProcessGroup:
         Without waiting, the first process to run it would block its devices until the others have compiled.
 
         Args:
-            shape: the step.
             compiled: (`all_have` of `Programs.compiled`) -> the program.
 
         Raises:

@@ -19,9 +19,8 @@ from hybridlm.score_files.csv_rows import CsvRows
 from hybridlm.score_files.formats import check_output, ending_of
 from hybridlm.score_files.jsonl import JsonLines
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.report import total
 from hybridlm.score_files.rows import InputRow, Mark, TextObjects, TextSource
-from hybridlm.score_files.task import RowTask, Task
+from hybridlm.score_files.task import RowTask, Task, total
 from hybridlm.text_model import TextModel
 from hybridlm.worker import open_session
 
@@ -153,14 +152,26 @@ def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
         origin: everything that the answers depend on in addition to the requests.
         **others: other fields of `RowTask`.
     """
-    run = _Run(model)
+    current: list[FinishedTexts] = []
+
+    @contextmanager
+    def part(finished: FinishedTexts) -> Iterator[None]:
+        """Compute a part, independent of earlier parts."""
+        current[:] = [finished]
+        model.begin()
+        yield
+
+    def run(requests: Sequence[OpenAIRequest]) -> list[Answer]:
+        (finished,) = current
+        return answers(model, requests, finished)
+
     return RowTask(
         columns={"custom_id": "text", "response": "object", "error": "object"},
         read=lambda row: read_request(row.item, model.inputs),
-        run=run.answers,
+        run=run,
         origin={**origin, "name": model.name, "llguidance": compiler_version()},
         window_bytes=MAX_WINDOW_BYTES,
-        during=run.part,
+        during=part,
         check=check_batch_file,
         open=open_batch,
         output=answer_row,
@@ -170,31 +181,6 @@ def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
         report=_report,
         **fields,
     )
-
-
-@dataclass
-class _Run:
-    """A run over a file.
-
-    Attributes:
-        model: answers the requests.
-        finished: answers of the current part.
-    """
-
-    model: BatchModel
-    finished: FinishedTexts | None = None
-
-    @contextmanager
-    def part(self, finished: FinishedTexts) -> Iterator[None]:
-        """Compute a part, independent of earlier parts."""
-        self.finished = finished
-        self.model.begin()
-        yield
-
-    def answers(self, requests: Sequence[OpenAIRequest]) -> list[Answer]:
-        """Return the answers to requests, in order."""
-        assert self.finished is not None, "requests are answered in parts"
-        return answers(self.model, requests, self.finished)
 
 
 def _report(output: Path, parts: Parts, earlier_rows: int) -> BatchFileReport:

@@ -1,20 +1,13 @@
 """Prompts of requests as token ids that fit the context."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.openai_batch.fields import Fields, among, whole
 from hybridlm.requests.validation import check_length
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-
-
-class Truncation(NamedTuple):
-    """Number of tokens of a prompt that stay, and the side that loses the others."""
-
-    count: int
-    side: str
 
 
 @dataclass(frozen=True)
@@ -25,10 +18,10 @@ class TokenizedPrompt:
     text: str | None = None
 
 
-def take_truncation(body: Fields, max_tokens: int, context: int) -> Truncation | None:
-    """Take the truncation of prompts, defined as in vLLM.
+def take_truncation(body: Fields, max_tokens: int, context: int) -> slice | None:
+    """Take the truncation of prompts, defined as in vLLM; return the tokens that stay.
 
-    The last tokens stay; -1 leaves room for the answer.
+    By default the last tokens stay; -1 leaves room for the answer.
 
     Args:
         body: fields of the request.
@@ -43,10 +36,11 @@ def take_truncation(body: Fields, max_tokens: int, context: int) -> Truncation |
     if count == 0 or count > room or room < 1:
         message = f"expected -1 or 1..{room} (the context of {context} tokens less max_tokens)"
         body.fault(f"truncate_prompt_tokens: {message}, got {count}")
-    return Truncation(room if count == -1 else count, side)
+    count = room if count == -1 else count
+    return slice(-count, None) if side == "left" else slice(count)
 
 
-def completion_prompts(prompt: Any, inputs: Inputs, truncation: Truncation | None) -> list[TokenizedPrompt]:
+def completion_prompts(prompt: Any, inputs: Inputs, truncation: slice | None) -> list[TokenizedPrompt]:
     """Encode a text, token ids, or a list of either."""
     items = prompt if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt) else [prompt]
     if prompt == [] or not (
@@ -65,7 +59,7 @@ def chat_prompt(
     effort: str | None,
     tools: list[Any],
     inputs: Inputs,
-    truncation: Truncation | None,
+    truncation: slice | None,
 ) -> TokenizedPrompt:
     """Encode a conversation.
 
@@ -83,11 +77,10 @@ def chat_prompt(
     return _tokenized(tokenizer.encode_with_tools(messages, tools, **variables), "messages", inputs, truncation)
 
 
-def _tokenized(item: str | list[int], where: str, inputs: Inputs, truncation: Truncation | None) -> TokenizedPrompt:
+def _tokenized(item: str | list[int], where: str, inputs: Inputs, truncation: slice | None) -> TokenizedPrompt:
     ids = inputs.token_ids(item, where)
     text = item if isinstance(item, str) else None
-    if truncation is not None and len(ids) > truncation.count:
-        ids = ids[-truncation.count :] if truncation.side == "left" else ids[: truncation.count]
-        text = None
+    if truncation is not None and len(kept_ids := ids[truncation]) < len(ids):
+        ids, text = kept_ids, None
     check_length(ids, where, inputs.context)
     return TokenizedPrompt(ids, text)

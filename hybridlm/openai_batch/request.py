@@ -22,6 +22,7 @@ from hybridlm.openai_batch.fields import (
     STRINGS,
     TOKEN_IDS,
     Fields,
+    among,
     shown,
     whole,
 )
@@ -33,7 +34,6 @@ from hybridlm.openai_batch.prompts import (
     completion_prompts,
     take_truncation,
 )
-from hybridlm.openai_batch.text_fields import take_chat_fields, take_sampling_fields
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
 from hybridlm.text.chat_template import faults_of_tools
@@ -73,6 +73,10 @@ OTHER_ENDPOINTS: Mapping[str, str] = {
     "/v1/moderations": "this is no moderation model",
 }
 """Endpoints of OpenAI and vLLM that people send batches to, and what to do."""
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+"""Older names of vLLM for `structured_outputs`."""
+EFFORT = among("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Values of `reasoning_effort` of OpenAI's API and of vLLM."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
     """Return the request in the body of a line; raise ValueError with all faults."""
     model, user = body.take("model", ANYTHING), body.take("user", ANYTHING)
     prompt = body.need("messages", LIST) if chat else body.need("prompt", ANYTHING)
-    variables, effort = take_chat_fields(body) if chat else ({}, None)
+    variables, effort = _take_chat_fields(body) if chat else ({}, None)
     tools = _take_tools(body) if chat else []
     for label in LABELS:
         body.take(label, ANYTHING)
@@ -205,7 +209,19 @@ def _take_sampling(body: Fields, custom_id: str) -> SamplingParams:
         seed=seed,
         stop=[*([stop] if isinstance(stop, str) else stop), *body.take("stop_token_ids", TOKEN_IDS, [])],
         ignore_eos=body.take("ignore_eos", BOOLEAN, False),
-        **take_sampling_fields(body),
+        # Penalties, bans and text options of vLLM, checked by `SamplingParams`.
+        repetition_penalty=body.take("repetition_penalty", NUMBER, 1.0),
+        presence_penalty=body.take("presence_penalty", NUMBER, 0.0),
+        frequency_penalty=body.take("frequency_penalty", NUMBER, 0.0),
+        logit_bias=body.take("logit_bias", OBJECT),
+        min_tokens=body.take("min_tokens", whole(0, 2**31 - 1), 0),
+        bad_words=body.take("bad_words", LIST, []),
+        allowed_token_ids=body.take("allowed_token_ids", TOKEN_IDS),
+        skip_special_tokens=body.take("skip_special_tokens", BOOLEAN, True),
+        keep_tool_markers=body.take("keep_tool_markers", BOOLEAN, False),
+        thinking_budget=body.take("thinking_token_budget", whole(1, 2**31 - 1)),
+        think_end=body.take("think_end", STRING),
+        structured_outputs=_take_structured_outputs(body),
     )
 
 
@@ -221,3 +237,42 @@ def _take_tools(body: Fields) -> list[Any]:
     for fault in faults_of_tools(tools):
         body.fault(fault)
     return [] if choice == "none" else tools
+
+
+def _take_structured_outputs(body: Fields) -> Any:
+    """Take the form of the answer under its names; return `structured_outputs`."""
+    forms = []
+    for name, key in GUIDED.items():
+        value = body.take(name, ANYTHING)
+        if value is not None:
+            forms.append((name, {key: value}))
+    outputs = body.take("structured_outputs", OBJECT)
+    if outputs is not None:
+        forms.append(("structured_outputs", {key: value for key, value in outputs.items() if value is not None}))
+    form = body.take("response_format", OBJECT, {"type": "text"})
+    schema = form.get("json_schema")
+    if form.get("type") == "json_object":
+        forms.append(("response_format", {"json_object": True}))
+    elif form.get("type") == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        forms.append(("response_format", {"json": schema["schema"]}))
+    elif form != {"type": "text"}:
+        kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}'
+        body.fault(f"response_format: expected {kinds}, got {shown(form)}")
+    if len(forms) > 1:
+        body.fault(f"{' and '.join(name for name, _ in forms)}: give one of them")
+    return forms[0][1] if forms else None
+
+
+def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
+    """Take the fields about the chat template; return arguments of `Tokenizer.encode_chat` and the reasoning effort."""
+    variables = dict(body.take("chat_template_kwargs", OBJECT, {}))
+    effort = body.take("reasoning_effort", EFFORT)
+    if effort is not None and "reasoning_effort" in variables:
+        body.fault("reasoning_effort: is in chat_template_kwargs, too; give one of them")
+    for name, kind in (("documents", LIST), ("chat_template", STRING), ("add_generation_prompt", BOOLEAN)):
+        value = body.take(name, kind)
+        if value is not None:
+            variables[name] = value
+    if body.take("continue_final_message", BOOLEAN, False):
+        variables["continue_final_message"] = True
+    return variables, effort

@@ -1,12 +1,13 @@
 """Completions and scores as response bodies of OpenAI's API."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hybridlm.openai_batch.logprobs import ChoiceLogprobs, prompt_entries
+from hybridlm.files.json_lines import finite
 from hybridlm.openai_batch.prompts import TokenizedPrompt
 from hybridlm.openai_batch.request import OpenAIRequest
-from hybridlm.requests.results import Completion, Score
+from hybridlm.requests.results import Completion, PromptLogprobs, Score
+from hybridlm.text.stream_decoder import REPLACEMENT
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -21,7 +22,6 @@ def response_body(
     """Return the body of a response.
 
     Args:
-        request: the request.
         completions: completions of its engine requests, in order.
         scores: scores of its prompts, in order; empty if their log-probabilities are not asked for.
         tokenizer: None if tokens have no text; `text` is null then.
@@ -70,17 +70,17 @@ def _choice(
     choice: dict[str, Any] = {**answer, "logprobs": None}
     choice["finish_reason"] = "length" if completion is None else completion.finish_reason
     if request.top is not None:
-        tokens = ChoiceLogprobs(tokenizer, request.names_are_ids)
-        end = len(text or "")
+        end, rows = len(text or ""), list[TokenRow]()
         if score is not None:
             values = [None, *score.logprobs[1:].tolist()]
-            tokens.add(
+            rows += token_rows(
                 score.token_ids, values, score.top_logprobs, _offsets(score.token_ids, 0, len(echoed), tokenizer)
             )
         if completion is not None:
             sampled, values = completion.token_ids, completion.logprobs or []
-            tokens.add(sampled, values, completion.top_logprobs, _offsets(sampled, len(echoed), end, tokenizer))
-        choice["logprobs"] = tokens.of_chat() if request.chat else tokens.of_completions()
+            rows += token_rows(sampled, values, completion.top_logprobs, _offsets(sampled, len(echoed), end, tokenizer))
+        names = None if request.names_are_ids else tokenizer
+        choice["logprobs"] = (chat_logprobs if request.chat else completion_logprobs)(rows, names)
     if request.token_ids:
         choice["token_ids"] = [] if completion is None else completion.token_ids
         choice["prompt_token_ids"] = list(prompt.token_ids)
@@ -110,3 +110,92 @@ def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenize
         offsets.append(min(place, end))
         place += len(stream.push(token))
     return offsets
+
+
+TokenRow = tuple[int, float | None, Mapping[int, float], int]
+"""A token, its log-probability (None if it is not predicted), the most likely tokens at its position and its offset in
+the choice's text."""
+
+
+def token_rows(
+    token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Mapping[int, float]] | None,
+    offsets: Sequence[int],
+) -> list[TokenRow]:  # fmt: skip
+    """Return the rows of tokens; without `tops` no position has most likely tokens."""
+    return list(zip(token_ids, logprobs, [{}] * len(token_ids) if tops is None else tops, offsets, strict=True))
+
+
+def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the format of /v1/completions; its most likely tokens include the token itself.
+
+    Args:
+        rows: tokens of a choice, its echoed prompt included.
+        tokenizer: names tokens by their decoded text, an incomplete character by U+FFFD; None names them "token_id:N".
+    """
+    return {
+        "tokens": [_name(token, tokenizer) for token, _, _, _ in rows],
+        "token_logprobs": [_number(logprob) for _, logprob, _, _ in rows],
+        "top_logprobs": [
+            None if logprob is None else _by_name({**top, token: logprob}, tokenizer) for token, logprob, top, _ in rows
+        ],
+        "text_offset": [offset for _, _, _, offset in rows],
+    }
+
+
+def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the format of /v1/chat/completions; see `completion_logprobs`."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        name = _name(token, tokenizer)
+        # An incomplete character has no text and a token without a tokenizer none, so their bytes are null.
+        has_bytes = tokenizer is not None and REPLACEMENT not in name
+        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
+
+    return {
+        "content": [
+            entry(token, logprob) | {"top_logprobs": [entry(*other) for other in top.items()]}
+            for token, logprob, top, _ in rows
+        ]
+    }
+
+
+def _by_name(top: Mapping[int, float], tokenizer: Tokenizer | None) -> dict[str, float | None]:
+    """Return name -> log-probability; if two tokens have the same text, the less likely one is named by its id."""
+    named: dict[str, float | None] = {}
+    for token, logprob in top.items():
+        name = _name(token, tokenizer)
+        named[f"token_id:{token}" if name in named else name] = finite(logprob)
+    return named
+
+
+def _name(token: int, tokenizer: Tokenizer | None) -> str:
+    return f"token_id:{token}" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+
+
+def _number(logprob: float | None) -> float | None:
+    return None if logprob is None else finite(logprob)
+
+
+def prompt_entries(
+    logprobs: PromptLogprobs, top: int | None, tokenizer: Tokenizer | None
+) -> list[dict[str, Any] | None]:
+    """Return the log-probabilities of a prompt in the form of vLLM's `prompt_logprobs`.
+
+    A token has `logprob`, `rank` from 1 (null for a token of the prompt that is not among the most likely ones) and
+    `decoded_token` (null without a tokenizer), by its id as a text.
+
+    Args:
+        logprobs: log-probabilities of the tokens of the prompt.
+        top: number of most likely tokens that were asked for.
+        tokenizer: None if tokens have no text.
+    """
+
+    def row(place: int, token: int, logprob: float) -> dict[str, Any]:
+        text = None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
+        rank = place + 1 if place < (top or 0) else None
+        return {"logprob": _number(logprob), "rank": rank, "decoded_token": text}
+
+    return [
+        None if entry is None else {str(token): row(i, token, value) for i, (token, value) in enumerate(entry.items())}
+        for entry in logprobs
+    ]

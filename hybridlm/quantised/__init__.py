@@ -1,9 +1,10 @@
 """Quantised checkpoints: the tensors of a weight, and the exact values of its codes.
 
-Imports nothing of hybridlm. Begin with `groups`; `schemes` has the formulas.
+Imports nothing of hybridlm. Begin with `groups`; `schemes` names the schemes, `formulas` has their numbers.
 """
 
 from hybridlm.quantised.contradictions import contradictions
+from hybridlm.quantised.formulas import dequantise
 from hybridlm.quantised.groups import GroupedTensors, group_tensors
 from hybridlm.quantised.schemes import SCHEMES, DequantiseError, QuantisedTensor
 from hybridlm.quantised.settings import QuantisationSettings, read_settings
@@ -17,6 +18,7 @@ __all__ = [
     "QuantisationSettings",
     "QuantisedTensor",
     "contradictions",
+    "dequantise",
     "group_tensors",
     "read_settings",
 ]

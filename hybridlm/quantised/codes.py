@@ -1,7 +1,7 @@
 """Codes in quantised checkpoints: 8-bit and 4-bit floats, powers of two, packed integers.
 
-Sources: the OCP specifications "8-bit Floating Point" (E4M3) and "Microscaling Formats" (E2M1, E8M0), and the files of
-compressed-tensors, GPTQ and AWQ.
+Sources: the OCP specifications "8-bit Floating Point" (E4M3) and "Microscaling Formats" (E2M1, E8M0), the files of
+compressed-tensors, GPTQ and AWQ, and `get_4bit_type` of bitsandbytes (NF4 is of QLoRA, https://arxiv.org/abs/2305.14314).
 """
 
 import ml_dtypes
@@ -14,6 +14,19 @@ _E2M1_PAIRS = np.stack([E2M1[np.arange(256) & 15], E2M1[np.arange(256) >> 4]], a
 _E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 # 2^-127 is below the smallest normal float32; ldexp gives it exactly.
 _E8M0 = np.append(np.ldexp(np.float32(1), np.arange(255) - 127).astype(np.float32), np.float32(np.nan))
+NF4 = np.array(
+    [
+        *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+        *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+    ],
+    np.float32,
+)
+"""Value of each 4-bit code of NF4: quantiles of a normal distribution, the largest is 1."""
+_FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
+FP4 = np.concatenate([_FP4, -_FP4])
+"""Value of each 4-bit float of bitsandbytes, which is no E2M1: the largest is 1."""
 # Column of a group of eight that each nibble of an AWQ word holds, the lowest nibble first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -31,6 +44,14 @@ def float8_e8m0(codes: UInt8[np.ndarray, "..."]) -> Float32[np.ndarray, "..."]:
 def float4_e2m1(codes: UInt8[np.ndarray, "*rows bytes"]) -> Float32[np.ndarray, "*rows columns"]:
     """Return the values of E2M1 codes, two per byte, even columns in the low nibble."""
     return _E2M1_PAIRS[codes].reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+
+
+def table_numbers(
+    codes: UInt8[np.ndarray, " byte"], table: Float32[np.ndarray, "16"], count: int
+) -> Float32[np.ndarray, " count"]:
+    """Return the values of 4-bit codes in a table, two per byte, high nibble first."""
+    pairs = np.stack([table[np.arange(256) >> 4], table[np.arange(256) & 15]], axis=-1)
+    return pairs[codes].reshape(-1)[:count]
 
 
 def packed_integers(

@@ -3,12 +3,27 @@
 The tensors decide the scheme (`shapes`); `settings` compares it with the configuration.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from hybridlm.quantised.bitsandbytes import BLOCKS, STATE, bitsandbytes_tensor
 from hybridlm.quantised.schemes import QuantisedTensor, Read
-from hybridlm.quantised.shapes import ADVICE, Hints, Mismatch, TensorInfo, quantised_tensor
+from hybridlm.quantised.shapes import ADVICE, Hints, Mismatch, TensorInfo, Tensors
+from hybridlm.quantised.torchao import PART, UNUSED, torchao_tensor
+
+# Wrappers of the language model in tensor names; lists in configurations are written for one of them or another.
+_WRAPPERS = ("model", "language_model", "backbone")
+
+
+def module_name(name: str) -> str:
+    """Return a module's name without `.weight` and without the wrappers of the language model."""
+    parts = name.removesuffix(".weight").split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS:
+        parts = parts[1:]
+    return ".".join(parts)
+
 
 _CODES = frozenset({"U8", "I8", "I32", "F8_E4M3"})
 # Scales of activations and of the KV cache: neither is quantised here.
@@ -19,18 +34,12 @@ _REFUSED = {
     "pre_quant_scale": "a scale of input columns (AWQ in modelopt files)",
     "svdquant_lora_a": "a low-rank part (SVDQuant)",
     "svdquant_lora_b": "a low-rank part (SVDQuant)",
-    "absmax": "blocks of bitsandbytes",
-    "quant_map": "blocks of bitsandbytes",
-    "nested_absmax": "blocks of bitsandbytes",
-    "nested_quant_map": "blocks of bitsandbytes",
-    "quant_state.bitsandbytes__nf4": "NF4 of bitsandbytes",
-    "quant_state.bitsandbytes__fp4": "FP4 of bitsandbytes",
-    "SCB": "8-bit rows of bitsandbytes",
-    "weight_format": "8-bit rows of bitsandbytes",
     "biases": "affine groups of MLX",
     "W_q": "codes of HQQ",
     "_data": "codes of Quanto",
 }
+_STATES = tuple(STATE + scheme for scheme in ("nf4", "fp4"))
+_BITSANDBYTES = (*BLOCKS.values(), *_STATES, ".SCB", ".weight_format")
 _COMPANIONS = ("_scale_inv", "_scale_2", "_global_scale", "_scale", "_zero_point", "_g_idx", "_shape", "_bmm_scale")
 
 
@@ -49,13 +58,19 @@ class GroupedTensors:
     faults: Mapping[str, str]
 
 
-def group_tensors(tensors: Mapping[str, TensorInfo], read: Read, hints: Hints) -> GroupedTensors:
+def group_tensors(
+    tensors: Mapping[str, TensorInfo],
+    read: Read,
+    hints: Hints,
+    metadata: Callable[[str], Mapping[str, str]] = lambda name: {},
+) -> GroupedTensors:
     """Take the tensors of each quantised weight together; linear in the number of tensors.
 
     Args:
         tensors: name in the files -> header entry.
         read: reads one of them; used for tensors that hold a shape.
         hints: from the configuration.
+        metadata: tensor name -> free-form strings of its file.
     """
     grouped: dict[str, QuantisedTensor] = {}
     parts: dict[str, str] = {}
@@ -71,7 +86,13 @@ def group_tensors(tensors: Mapping[str, TensorInfo], read: Read, hints: Hints) -
             faults[weight] = f"stored twice: {members['codes']} and {weight}"
         else:
             try:
-                grouped[weight] = quantised_tensor(members, tensors, read, hints)
+                parts_of_weight = Tensors(members, tensors, read, hints)
+                if members.get("scale", "").endswith((".absmax", ".SCB")):
+                    grouped[weight] = bitsandbytes_tensor(parts_of_weight)
+                elif name.endswith("_qdata"):
+                    grouped[weight] = torchao_tensor(parts_of_weight, weight, metadata(name))
+                else:
+                    grouped[weight] = parts_of_weight.weight()
             except Mismatch as error:
                 faults[weight] = str(error)
     for name in [name for name in tensors if name not in parts]:
@@ -99,6 +120,17 @@ def _members(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, 
         stem = name.removesuffix("qweight")
         roles = {"scale": stem + "scales", "zero": stem + "qzeros", "order": stem + "g_idx"}
         weight = stem + "weight"
+    elif name.endswith("_qdata") and (match := PART.fullmatch(name)):
+        stem = name.removesuffix("qdata")
+        roles = {"scale": stem + "scale", "zero": stem + "zero_point", "input scale": stem + "act_pre_scale"}
+        weight = _weight_of(match)
+    elif f"{name}.absmax" in tensors:
+        roles = {role: name + suffix for role, suffix in BLOCKS.items()}
+        roles["state"] = next((name + state for state in _STATES if name + state in tensors), name + STATE)
+        weight = name
+    elif name.endswith(".weight") and (rows := name.removesuffix("weight") + "SCB") in tensors:
+        roles = {"scale": rows, "format": f"{name}_format"}
+        weight = name
     elif tensors[name].dtype in _CODES and not name.endswith(_COMPANIONS):
         roles = {"scale": "_scale", "inverse": "_scale_inv", "global": "_scale_2", "zero": "_zero_point"}
         roles = {role: name + suffix for role, suffix in roles.items()}
@@ -125,6 +157,16 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
             base = name.removesuffix("." + key) if name.endswith("." + key) else base
             weight = base if base.endswith(".weight") or base in tensors else base + ".weight"
             return weight, f"{name}: {change}, which is not implemented: {ADVICE}"
+    if UNUSED.fullmatch(name):
+        return name, ""
+    if match := PART.fullmatch(name):
+        codes = f"{name.removesuffix(match[3])}qdata"
+        return _weight_of(match), "" if codes in tensors else f"{name}: a leftover of torchao: expected {codes}"
+    for key in _BITSANDBYTES:
+        if name.endswith(key):
+            base = name.removesuffix(key)
+            weight = base if base.endswith(".weight") or base in tensors else f"{base}.weight"
+            return weight, f"{name}: a leftover of bitsandbytes: expected all tensors of its weight"
     for suffix in _COMPANIONS:
         stem = name.removesuffix(suffix)
         if stem != name and (stem in tensors or stem.endswith(".weight")):
@@ -137,3 +179,8 @@ def _concerned(name: str, tensors: Mapping[str, TensorInfo]) -> tuple[str, str] 
         weight = name.rpartition("_")[0]
         return weight, f"{name}: MXFP4 in blocks of GPT-OSS is not implemented: {ADVICE}"
     return None
+
+
+def _weight_of(match: re.Match[str]) -> str:
+    """Return the name of a weight of torchao from the parts of a tensor's name."""
+    return match[2] if match[1] is None else f"{match[1]}.{match[2]}"

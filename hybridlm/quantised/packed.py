@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float32, Shaped
 
 from hybridlm.quantised.codes import awq_integers, packed_integers
+from hybridlm.quantised.formulas import LLM_INT8
 from hybridlm.quantised.schemes import QuantisedTensor, Read
 from models.ops.quantised_codes import Codes
 
@@ -23,7 +24,6 @@ class PackedForm:
         kind: kind of the codes (see `QuantisedWeight`).
         inputs: entries of a row.
         groups: scales of a row.
-        scale_dtype: dtype of the scales.
         has_matrix_scale: True if the complete matrix has a scale as well.
         zero: dtype of the zero points of groups: the dtype of the codes, or "float32" for zero points that are
             subtracted from the product with the scale; None without zero points.
@@ -63,9 +63,8 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     """Return the packed form of a weight; None if it can only be dequantised.
 
     Args:
-        tensor: the weight.
         scale_dtype: safetensors dtype of its scales.
-        read: reads the order of its columns, if stored: most files store the trivial order.
+        read: reads the order of its columns and zero points of "int8", if stored: most files store trivial ones.
     """
     *_, columns = tensor.shape
     scheme = tensor.scheme
@@ -75,8 +74,10 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
         order = read(tensor.parts["order"])
         if columns % tensor.groups or (order != np.arange(columns) // (columns // tensor.groups)).any():
             return None
-    if (scheme == "int8" and zero) or tensor.bits not in (4, 8):
+    if scheme in ("nf4", "fp4") or tensor.bits not in (4, 8):
         return None
+    if scheme == "int8" and zero:
+        zero = bool(read(tensor.parts["zero"]).any())
     if scheme == "gptq" and tensor.bits != 4:
         return None
     if scheme == "fp8-block":
@@ -91,15 +92,14 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     else:
         assert tensor.groups is not None
         group = columns // tensor.groups
-    four = scheme in ("nvfp4", "mxfp4", "gptq", "awq") or (scheme == "int-packed" and tensor.bits == 4)
+    four = scheme in ("nvfp4", "mxfp4", "gptq", "awq", "int4-affine") or (scheme == "int-packed" and tensor.bits == 4)
     if group < MIN_GROUP or (four and columns % 2):
         return None
-    integers = scheme in ("int8", "int-packed", "gptq", "awq")
+    integers = scheme in ("int8", "int-packed", "gptq", "awq", "llm-int8", "int4-affine")
     kind = ("int4" if four else "int8") if integers else ("e2m1" if four else "e4m3")
-    has_matrix_scale = scheme == "nvfp4"
-    return PackedForm(
-        kind, columns, columns // group, stored, has_matrix_scale, codes_dtype(kind).name if zero else None
-    )
+    zeros = "float32" if scheme == "int4-affine" else codes_dtype(kind).name
+    has_matrix_scale = scheme in ("nvfp4", "llm-int8")
+    return PackedForm(kind, columns, columns // group, stored, has_matrix_scale, zeros if zero else None)
 
 
 def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
@@ -128,7 +128,14 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         matrix_scale = np.float32(1) / matrix_scale if tensor.divided else matrix_scale
         matrix_scale = np.broadcast_to(matrix_scale, (*lead, rows, 1))
         return PackedArrays(form, stored, scale.astype(scale_type), matrix_scale)
+    if tensor.scheme == "int4-affine":
+        scale = np.swapaxes(tensor.scales(read), -1, -2).astype(scale_type)
+        # Signed codes of four bits with an offset of 8 have another first bit.
+        return PackedArrays(form, stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
     scale = tensor.scales(read)
+    if tensor.scheme == "llm-int8":
+        factor = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
+        return PackedArrays(form, stored, scale[..., None].astype(scale_type), factor)
     if tensor.scheme == "fp8-block":
         height, width = tensor.block
         scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))
@@ -139,8 +146,11 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     elif tensor.scheme == "fp8-tensor":
         scale = np.broadcast_to(scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), (*lead, rows, 1))
     else:
-        scale = scale.reshape(*lead, rows, form.groups)
+        scale = tensor.by_rows(scale)
     scale = np.ascontiguousarray(scale.astype(scale_type))
+    if tensor.scheme == "int8":
+        zero = None if form.zero is None else np.ascontiguousarray(tensor.by_rows(read(tensor.parts["zero"])))
+        return PackedArrays(form, stored, scale, None, zero)
     if tensor.scheme != "int-packed":
         return PackedArrays(form, stored.view(np.uint8) if form.kind == "e2m1" else stored, scale)
     zero = None

@@ -1,17 +1,17 @@
-"""Schemes of quantised weights: names, and exact float32 values of codes and scales.
+"""Schemes of quantised weights: names, tensors, and exact float32 values of scales and zero points.
 
 A quantised weight is codes `[..., out, in]` with one scale for each group of entries. Every scheme is recognised by the
-tensors of the weight (`groups`); `dequantise` is the formula. Only weights are dequantised: engines that also quantise
-activations compute other numbers.
+tensors of the weight (`groups`); `formulas` has the numbers.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Integer, UInt8
+from jaxtyping import Float32, Shaped, UInt8
 
-from hybridlm.quantised.codes import awq_integers, float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
+from hybridlm.quantised.codes import float8_e4m3, float8_e8m0, packed_integers
 
 SCHEMES: Mapping[str, str] = {
     "fp8-block": "float8 E4M3, one scale for a block of rows and columns",
@@ -24,6 +24,10 @@ SCHEMES: Mapping[str, str] = {
     "int-packed": "integers of at most 8 bits in a stream of bits, one scale for a group of columns",
     "gptq": "4-bit integers in GPTQ's layout",
     "awq": "4-bit integers in AWQ's layout",
+    "nf4": "4-bit quantiles of a normal distribution (bitsandbytes), one scale for a block of consecutive numbers",
+    "fp4": "4-bit floats (bitsandbytes), one scale for a block of consecutive numbers",
+    "llm-int8": "8-bit integers (bitsandbytes), the largest magnitude of each row as its scale",
+    "int4-affine": "4-bit integers (torchao), one scale and one offset for a group of columns",
 }
 """Scheme -> description of its codes and scales."""
 
@@ -47,6 +51,18 @@ class DequantiseError(ValueError):
         super().__init__(f"{tensor}: {fault}")
 
 
+class NestedScales(NamedTuple):
+    """Scales that are 8-bit codes: `table[code] * scale + offset` ("double quantisation" of bitsandbytes).
+
+    Attributes:
+        block: consecutive codes that share a scale.
+        offset: added to all of them.
+    """
+
+    block: int
+    offset: float
+
+
 @dataclass(frozen=True)
 class QuantisedTensor:
     """A weight that a checkpoint stores as codes and scales.
@@ -54,12 +70,14 @@ class QuantisedTensor:
     Attributes:
         scheme: one of `SCHEMES`.
         shape: shape of the weight: `[out, in]`, or `[expert, out, in]`.
-        parts: role -> tensor name in the files. Roles: "codes", "scale", "global", "zero", "order".
-        block: rows and columns that share a scale, for "fp8-block".
+        parts: role -> tensor name in the files. Roles: "codes", "scale", "global", "zero", "order", "table", and of
+            nested scales "nested scale" and "nested table".
+        block: rows and columns that share a scale, for "fp8-block"; for "nf4" and "fp4" 1 and the consecutive numbers.
         bits: bits of an integer.
         divided: the global scale is a divisor (compressed-tensors) instead of a factor (modelopt).
         zero_plus_one: zero points are stored less one (GPTQ, first version).
         groups: scales of a row of integers; None for other schemes.
+        nested: form of scales that are codes; None for numbers.
         bytes: bytes of all parts.
     """
 
@@ -71,15 +89,8 @@ class QuantisedTensor:
     divided: bool = False
     zero_plus_one: bool = False
     groups: int | None = None
+    nested: NestedScales | None = None
     bytes: int = field(default=0, compare=False)
-
-    def dequantise(self, read: Read) -> Float32[np.ndarray, "..."]:
-        """Return the weight in float32: the formula in float32, each product rounded once.
-
-        Raises:
-            DequantiseError: a scale or a code that is not finite, or a group that does not exist.
-        """
-        return _FORMULAS[self.scheme](self, read)
 
     @property
     def group(self) -> int | None:
@@ -95,12 +106,39 @@ class QuantisedTensor:
             DequantiseError: one is NaN or infinite, or so large that a weight may be.
         """
         stored = read(self.parts["scale"])
-        # 8-bit scales are powers of two, except in NVFP4.
-        codes = float8_e4m3 if self.scheme == "nvfp4" else float8_e8m0
-        numbers = codes(stored) if stored.dtype == np.uint8 else stored.astype(np.float32)
+        if self.nested is not None:
+            numbers = self._nested_scales(read, self.nested)
+        elif stored.dtype == np.uint8:
+            # 8-bit scales are powers of two, except in NVFP4.
+            numbers = (float8_e4m3 if self.scheme == "nvfp4" else float8_e8m0)(stored)
+        else:
+            numbers = stored.astype(np.float32)
         with np.errstate(over="ignore"):
             _finite(self.parts["scale"], numbers * _LARGEST, "a scale that makes weights which are not finite")
         return numbers
+
+    def by_rows(self, stored: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "*expert out group"]:
+        """Return stored scales or zero points for each row and group; one number counts for all."""
+        lead = self.shape[:-1]
+        return np.broadcast_to(stored, (*lead, 1)) if stored.size == 1 else stored.reshape(*lead, -1)
+
+    def _nested_scales(self, read: Read, nested: NestedScales) -> Float32[np.ndarray, " block"]:
+        stored, table, scale = (read(self.parts[role]) for role in ("scale", "nested table", "nested scale"))
+        scale = np.repeat(scale.astype(np.float32), nested.block)[: stored.size]
+        with np.errstate(over="ignore", invalid="ignore"):
+            return table.astype(np.float32)[stored.reshape(-1)] * scale + np.float32(nested.offset)
+
+    def offsets(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
+        """Return the offsets of "int4-affine", to be subtracted from products of codes 0 to 15 and scales.
+
+        The file has the number of code 8. Eight scales less this number are rounded once, as in torchao.
+
+        Raises:
+            DequantiseError: one is NaN or infinite.
+        """
+        centre = np.swapaxes(read(self.parts["zero"]), -1, -2).astype(np.float32)
+        _finite(self.parts["zero"], centre, "an offset that is not finite")
+        return np.float32(8) * np.swapaxes(self.scales(read), -1, -2) - centre
 
     def require_e4m3(self, codes: UInt8[np.ndarray, "..."]) -> None:
         """Check stored 8-bit codes, one block at a time.
@@ -154,122 +192,3 @@ def _finite(name: str, numbers: np.ndarray, fault: str) -> np.ndarray:
         index = tuple(int(indices[0]) for indices in np.nonzero(np.atleast_1d(wrong)))
         raise DequantiseError(name, f"{fault}: {int(wrong.sum())} of {wrong.size}, the first at {list(index)}")
     return numbers
-
-
-def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    codes = read(tensor.parts["codes"])
-    tensor.require_e4m3(codes)
-    return float8_e4m3(codes)
-
-
-def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    *lead, rows, columns = tensor.shape
-    height, width = tensor.block
-    scale = tensor.scales(read).reshape(*lead, -(-rows // height), -(-columns // width))
-    # The last block of rows and of columns may be cut.
-    scale = np.repeat(scale, width, axis=-1)[..., :columns]
-    weight = _fp8(tensor, read)
-    for i in range(scale.shape[-2]):
-        weight[..., i * height : (i + 1) * height, :] *= scale[..., i : i + 1, :]
-    return weight
-
-
-def _channel(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    weight = _fp8(tensor, read)
-    return np.multiply(weight, tensor.scales(read).reshape(*tensor.shape[:-1], 1), out=weight)
-
-
-def _tensor(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    weight = _fp8(tensor, read)
-    lead = tensor.shape[:-2]
-    scale = tensor.scales(read)
-    return np.multiply(weight, scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), out=weight)
-
-
-def _by_columns(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Multiply each group of columns by its scale, in place; groups are of equal size."""
-    grouped = values.reshape(*scale.shape, -1)
-    np.multiply(grouped, scale[..., None], out=grouped)
-    return values
-
-
-def _mxfp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    return _by_columns(_fp8(tensor, read), tensor.scales(read))
-
-
-def _mxfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    return _by_columns(float4_e2m1(read(tensor.parts["codes"]).view(np.uint8)), tensor.scales(read))
-
-
-def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    weight = _by_columns(float4_e2m1(read(tensor.parts["codes"])), tensor.scales(read))
-    return (np.divide if tensor.divided else np.multiply)(weight, tensor.whole(read), out=weight)
-
-
-def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    """Return the formula `(code - zero) * scale` with codes offset to be signed."""
-    *lead, rows, columns = tensor.shape
-    half = np.float32(1 << (tensor.bits - 1))
-    stored = read(tensor.parts["codes"])
-    scale = tensor.scales(read).reshape(*lead, rows, -1)
-    zero = np.zeros_like(scale)
-    if tensor.scheme == "int8":
-        codes = stored.astype(np.float32)
-        if "zero" in tensor.parts:
-            zero = read(tensor.parts["zero"]).astype(np.float32).reshape(scale.shape)
-    else:
-        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32) - half
-        if "zero" in tensor.parts:
-            zero = tensor.zero_codes(read).astype(np.float32).reshape(scale.shape) - half
-    return _grouped_integers(tensor, read, codes, zero, scale)
-
-
-def _group_of_column(tensor: QuantisedTensor, read: Read, groups: int) -> Integer[np.ndarray, " columns"]:
-    name = tensor.parts["order"]
-    group = read(name)
-    if group.size and (group.min() < 0 or group.max() >= groups):
-        raise DequantiseError(
-            name, f"expected groups 0 to {groups - 1}, found {int(group.min())} to {int(group.max())}"
-        )
-    return group
-
-
-def _gptq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    codes = packed_integers(np.ascontiguousarray(read(tensor.parts["codes"]).T), tensor.bits, tensor.shape[-1])
-    scale = tensor.scales(read).T
-    return _grouped_integers(tensor, read, codes, tensor.gptq_zero_codes(read).astype(np.float32), scale)
-
-
-def _awq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    codes = awq_integers(read(tensor.parts["codes"])).T
-    zero = awq_integers(read(tensor.parts["zero"])).T.astype(np.float32)
-    return _grouped_integers(tensor, read, codes, zero, tensor.scales(read).T)
-
-
-def _grouped_integers(
-    tensor: QuantisedTensor, read: Read, codes: np.ndarray, zero: np.ndarray, scale: np.ndarray
-) -> np.ndarray:
-    numbers = np.ascontiguousarray(codes, np.float32)
-    if "order" in tensor.parts:
-        group = _group_of_column(tensor, read, scale.shape[-1])
-        numbers -= zero[..., group]
-        numbers *= scale[..., group]
-    else:
-        grouped = numbers.reshape(*scale.shape, -1)
-        grouped -= zero[..., None]
-        grouped *= scale[..., None]
-    return numbers
-
-
-_FORMULAS: Mapping[str, Callable[[QuantisedTensor, Read], np.ndarray]] = {
-    "fp8-block": _block,
-    "fp8-channel": _channel,
-    "fp8-tensor": _tensor,
-    "mxfp8": _mxfp8,
-    "nvfp4": _nvfp4,
-    "mxfp4": _mxfp4,
-    "int8": _integers,
-    "int-packed": _integers,
-    "gptq": _gptq,
-    "awq": _awq,
-}

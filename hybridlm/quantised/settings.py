@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from hybridlm.quantised.module_names import module_name
+from hybridlm.quantised import bitsandbytes, torchao
+from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
 
@@ -28,11 +29,9 @@ _MODELOPT: Mapping[str, frozenset[str]] = {
 _MODELOPT_REFUSED = {"NVFP4_AWQ": "pre_quant_scale", "NVFP4_SVD": "low-rank parts"}
 REFUSED: Mapping[str, str] = {
     "quark": "AMD Quark",
-    "bitsandbytes": "bitsandbytes",
     "fbgemm_fp8": "FBGEMM FP8",
     "hqq": "HQQ",
     "aqlm": "AQLM",
-    "torchao": "torchao",
     "quanto": "Quanto",
     "eetq": "EETQ",
     "vptq": "VPTQ",
@@ -70,7 +69,6 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
     """Read a checkpoint's configuration of quantisation.
 
     Args:
-        config: config.json.
         hf_quant_config: hf_quant_config.json; None if it is missing.
     """
     entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
@@ -101,6 +99,8 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
         "gptq": lambda: _integers("gptq", settings),
         "awq": lambda: _integers("awq", settings),
         "auto-round": lambda: _auto_round(settings),
+        "bitsandbytes": lambda: _of_library(settings, bitsandbytes.schemes_of(settings), "llm_int8_skip_modules"),
+        "torchao": lambda: _of_library(settings, torchao.schemes_of(settings), "modules_to_not_convert"),
         "mxfp4": lambda: QuantisationSettings("mxfp4", frozenset({"mxfp4"})),
     }
     if method not in readers:
@@ -271,6 +271,12 @@ def _auto_round(settings: Mapping[str, Any]) -> QuantisationSettings:
     expected = "auto_round:auto_gptq, auto_round:auto_awq or llm_compressor"
     fault = f"quantization_config.packing_format: expected {expected}, found {packing!r}"
     return QuantisationSettings("auto-round", faults=(fault,))
+
+
+def _of_library(settings: Mapping[str, Any], schemes: frozenset[str] | None, plain: str) -> QuantisationSettings:
+    faults: list[str] = []
+    ignored = _names(settings, plain, faults)
+    return QuantisationSettings(settings["quant_method"], schemes, ignored=ignored, faults=tuple(faults))
 
 
 def _sizes(value: Any) -> TypeGuard[list[int]]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hybridlm.quantised.schemes import QuantisedTensor, Read
+from hybridlm.quantised.schemes import NestedScales, QuantisedTensor, Read
 
 FLOATS = frozenset({"BF16", "F16", "F32"})
 POWERS = frozenset({"U8", "F8_E8M0"})
@@ -52,26 +52,15 @@ class Mismatch(ValueError):
     """Tensors that make no weight."""
 
 
-def quantised_tensor(
-    members: Mapping[str, str], tensors: Mapping[str, TensorInfo], read: Read, hints: Hints
-) -> QuantisedTensor:
-    """Return the weight that some tensors make.
+@dataclass
+class Tensors:
+    """The tensors of one weight.
 
-    Args:
+    Attributes:
         members: role -> name: "codes", and of "scale", "inverse", "global", "zero", "order", "shape" those there are.
         tensors: name -> header entry.
-        read: reads a tensor.
         hints: from the configuration.
-
-    Raises:
-        Mismatch: they make none.
     """
-    return _Tensors(dict(members), tensors, read, hints).weight()
-
-
-@dataclass
-class _Tensors:
-    """The tensors of one weight."""
 
     members: dict[str, str]
     tensors: Mapping[str, TensorInfo]
@@ -79,7 +68,11 @@ class _Tensors:
     hints: Hints
 
     def weight(self) -> QuantisedTensor:
-        """Return the weight that these tensors make; raises Mismatch if they make none."""
+        """Return the weight that these tensors make.
+
+        Raises:
+            Mismatch: they make none.
+        """
         if self.members["codes"].endswith(".qweight"):
             return self.integers_by_input()
         if "inverse" in self.members:
@@ -136,16 +129,25 @@ class _Tensors:
                 f"{list(self.of(role).shape)} beside {list(self.of('codes').shape)} of {self.members['codes']}"
             )
 
-    def made(self, scheme: str, shape: tuple[int, ...], bits: int = 8, groups: int | None = None) -> QuantisedTensor:
+    def made(
+        self,
+        scheme: str,
+        shape: tuple[int, ...],
+        bits: int = 8,
+        groups: int | None = None,
+        block: tuple[int, int] | None = None,
+        nested: NestedScales | None = None,
+    ) -> QuantisedTensor:
         return QuantisedTensor(
             scheme,
             tuple(shape),
             self.members,
-            self.hints.block,
+            self.hints.block if block is None else block,
             bits,
             divided=self.members["codes"].endswith("_packed"),
             zero_plus_one=self.hints.zero_plus_one,
             groups=groups,
+            nested=nested,
             bytes=sum(self.tensors[name].end - self.tensors[name].begin for name in self.members.values()),
         )
 

@@ -34,7 +34,6 @@ class StoredArrays(Mapping[Key, np.ndarray]):
     """Arrays of a safetensors file, opened per use.
 
     Args:
-        path: the file.
         names: key -> the name of its array in the file.
     """
 
@@ -59,8 +58,8 @@ class Captured:
         positions: int32 [P], of the tokens, counted among all that the model reads.
         hidden_states: index -> float32 [P, hidden], as in `LM.forward`: 0 after the embedding, i after layer i - 1.
         states: name -> [P, ..], the state after each of these tokens, under the names that contracts give: matrices
-            "layers[3][0].recurrent", float32 [P, value_head, value, key], and the last inputs of convolutions
-            "layers[3][0].conv", [P, tap, channel].
+            `layers[3][0].recurrent`, float32 [P, value_head, value, key], and the last inputs of convolutions
+            `layers[3][0].conv`, [P, tap, channel].
         dims: names of the dimensions of each of `states`.
         path: the safetensors file that holds the arrays, which are read from it when they are used; None in memory.
     """

@@ -80,7 +80,8 @@ class Intervention:
 
         Args:
             vector: float [hidden], used as float32.
-            hidden_state, positions: as for `add`.
+            hidden_state: index as for `add`.
+            positions: tokens at which it is replaced.
         """
         index = _whole(hidden_state, "hidden_state")
         return cls("replace_hidden_state", index, _runs(positions), value=_numbers(vector, "vector"))
@@ -90,7 +91,8 @@ class Intervention:
         """Replace the output of a head by zero, before the output projection.
 
         Args:
-            layer, head: numbers of the layer and of the head: a query head of attention, a value head of a recurrence.
+            layer: number of the layer.
+            head: number of the query head of attention, or of the value head of a recurrence.
             mixer: "attention" or "recurrent", needed in layers that have both.
             positions: tokens at which it is ablated.
         """
@@ -103,7 +105,8 @@ class Intervention:
         """Replace the output of a routed expert by zero; tokens are not rerouted.
 
         Args:
-            layer, expert: numbers of the layer and of the expert.
+            layer: number of the layer.
+            expert: number of the expert.
             positions: tokens at which it is ablated.
         """
         return cls("ablate_expert", _whole(layer, "layer"), _runs(positions), _whole(expert, "expert"))
@@ -142,7 +145,9 @@ class Intervention:
             layer: number of the layer.
             value: float, of the shape that `Captured.states` has behind the position: [value_head, value, key] or
                 with `head` [value, key]; of "conv" [tap, channel].
-            head, array, positions: as for `scale_state`.
+            head: value head of the changed matrix; None for all.
+            array: as for `scale_state`.
+            positions: tokens after which it is replaced.
         """
         array_value = _numbers(value, "value")
         return cls("replace_state", _whole(layer, "layer"), _runs(positions), *_array(array, head), value=array_value)

@@ -1,7 +1,7 @@
 """Penalties, biases, bans and grammars of sequences as an operand of a step."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ def logit_changes(
     All sampled tokens of lanes with changed logits must have been read.
 
     Args:
-        lanes: the sequences.
         vocab_size: logits of a token.
         drafts: drafts of each lane, for a step that verifies; None for one that samples.
         tokens: tokens of a lane in a verifying step.
@@ -50,15 +49,8 @@ def logit_changes(
     return changes
 
 
-class ChangesShape(TypedDict, total=False):
-    """The fields of a step's `Shape` about changes of logits."""
-
-    changes: int
-    masked: bool
-
-
-def expected_changes(sequences: Sequence[ActiveSequence]) -> ChangesShape:
-    """Return the fields that steps of these sequences probably have."""
+def expected_changes(sequences: Sequence[ActiveSequence]) -> dict[str, Any]:
+    """Return the fields of `Shape` about changes that steps of these sequences probably have."""
     params = [sequence.request.params for sequence in sequences]
     if not any(settings.needs_output for settings in params):
         return {}

@@ -11,7 +11,7 @@ from hybridlm.rows.snapshot import Snapshot
 from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
-    from hybridlm.drafting.drafts import Drafting
+    from hybridlm.drafting.acceptance import Drafting
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -91,7 +91,6 @@ class ActiveSequence:
     consume and sample, and those that have been read.
 
     Attributes:
-        request: the request.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.

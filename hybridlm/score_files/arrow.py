@@ -6,7 +6,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.requests.results import TokenLogprobs
 from hybridlm.score_files.rows import COLUMNS, NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields, named_columns
 from hybridlm.scoring.items import MASK, form_of
 

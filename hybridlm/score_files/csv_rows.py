@@ -121,6 +121,7 @@ class CsvScores(JsonScores):
     Args:
         ids: kinds of the ids.
         columns: columns of the fields.
+        gzipped: compress the output.
 
     Raises:
         ValueError: ids that one column cannot hold.
@@ -128,9 +129,9 @@ class CsvScores(JsonScores):
 
     several = False
 
-    def __init__(self, ids: IdKinds, columns: Columns):
+    def __init__(self, ids: IdKinds, columns: Columns, gzipped: bool = False):
         require_one_kind(ids, "CSV")
-        super().__init__(ids, columns)
+        super().__init__(ids, columns, gzipped)
         self._names = list(dict.fromkeys(["id", *columns, "error"]))
 
     def part(self, rows: list[OutputRow]) -> bytes:
@@ -149,7 +150,10 @@ class CsvScores(JsonScores):
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
         """Write the names and the records of all parts in the order of the input."""
-        file.writelines(self.lines(parts))
+        if self._gzipped:
+            super().join(parts, file)
+        else:
+            file.writelines(self.lines(parts))
 
 
 def _cell(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hybridlm.engine.config import option
 from hybridlm.files.parts import Parts
@@ -14,10 +14,9 @@ from hybridlm.requests.finite import require_finite
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.score_files.formats import ending_of
 from hybridlm.score_files.lines import open_lines
-from hybridlm.score_files.report import ScoreFileReport, file_report
 from hybridlm.score_files.rows import Columns
-from hybridlm.score_files.task import RowTask, RowValues, Task, text_task
-from hybridlm.scoring.divergence import ComparedModel, Divergence, compare
+from hybridlm.score_files.task import RowTask, RowValues, ScoreFileReport, Task, file_report, text_task
+from hybridlm.scoring.divergence import Divergence, compare
 from hybridlm.text_model import TextModel
 from ir_passes.files.strict_json import parse_json
 
@@ -78,8 +77,7 @@ def compare_models(
     model: TextModel, other: TextModel, ids: Sequence[tuple[int, ...]], full_lanes: bool = False
 ) -> tuple[Divergence, dict[int, int]]:
     """Return the distances of two models; see `hybridlm.scoring.divergence.compare`."""
-    sides = ComparedModel(model.engine, model.structure), ComparedModel(other.engine, other.structure)
-    return compare(sides, ids, full_lanes)
+    return compare([(model.engine, model.structure), (other.engine, other.structure)], ids, full_lanes)
 
 
 def text_model_of(other: Any) -> TextModel:
@@ -99,12 +97,6 @@ def compare_texts(model: TextModel, other: TextModel, texts: Any) -> Divergence:
     return divergence
 
 
-class HasTextModel(Protocol):
-    """A loaded model, an `LM`."""
-
-    text_model: TextModel
-
-
 @dataclass(frozen=True)
 class DivergenceTask(Task):
     """Distances of two models on each row, as `LM.divergence` computes them.
@@ -112,10 +104,10 @@ class DivergenceTask(Task):
     Columns are "token_ids", for each token "kl", "reverse_kl", "js" and "same_top", and their means.
 
     Attributes:
-        other: the model to compare with, with the same vocabulary.
+        other: the model to compare with, an `LM` with the same vocabulary.
     """
 
-    other: HasTextModel = option(
+    other: Any = option(
         MISSING,
         "The model to compare with, given as --model is: Q where that is P. --adapter is not for it.",
         flags=("--other", "-o"),

@@ -3,6 +3,7 @@
 import stat
 import zlib
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -54,7 +55,6 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
     """Return the path of the output; check names and places before a model is loaded.
 
     Args:
-        input, output: the files.
         options: options of the run.
         requests: the rows are requests, which JSON lines alone can hold.
 
@@ -80,7 +80,6 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
     """Open a file of texts or requests.
 
     Args:
-        path: the file.
         fields: names of further fields or columns.
         request: fields of JSON lines that are requests; None for texts.
 
@@ -118,10 +117,9 @@ def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:
 
         return ParquetScores
     from hybridlm.score_files.csv_rows import CsvScores
-    from hybridlm.score_files.jsonl import Compressed, JsonScores
+    from hybridlm.score_files.jsonl import JsonScores
 
-    plain = CsvScores if ending.startswith(".csv") else JsonScores
-    return (lambda ids, columns: Compressed(plain(ids, columns))) if ending.endswith(".gz") else plain
+    return partial(CsvScores if ending.startswith(".csv") else JsonScores, gzipped=ending.endswith(".gz"))
 
 
 def format_version(path: Path) -> str:

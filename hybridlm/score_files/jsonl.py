@@ -10,16 +10,7 @@ import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
 from hybridlm.score_files.lines import TextLines
-from hybridlm.score_files.rows import (
-    Columns,
-    IdKinds,
-    InputRow,
-    Kind,
-    Lists,
-    OutputRow,
-    SortedParts,
-    TextObjects,
-)
+from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, OutputRow, SortedParts, TextObjects
 
 
 class JsonLines(TextLines):
@@ -51,13 +42,14 @@ class JsonScores:
     Args:
         ids: ignored; lines hold ids of all kinds.
         columns: names of the fields.
+        gzipped: compress the output.
     """
 
     several = True
 
-    def __init__(self, ids: IdKinds, columns: Columns):
+    def __init__(self, ids: IdKinds, columns: Columns, gzipped: bool = False):
         del ids
-        self._columns = columns
+        self._columns, self._gzipped = columns, gzipped
 
     def part(self, rows: list[OutputRow]) -> bytes:
         """Return rows as lines of JSON."""
@@ -85,29 +77,17 @@ class JsonScores:
             yield from lines
 
     def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts, one part in memory."""
+        """Write the lines of all parts, one part in memory; if compressed, one sort window."""
+        if self._gzipped:
+            with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:  # its header has no name and no time
+                compressed.writelines(self.lines(parts))
+            return
         for contents, order in parts:
             if order is None:
                 for content in contents:
                     file.write(content())
             else:
                 write_in_order(contents, order, file)
-
-
-class Compressed:
-    """Lines of another format, compressed by gzip.
-
-    Args:
-        target: the other format.
-    """
-
-    def __init__(self, target: "JsonScores"):
-        self.several, self.part, self._lines = target.several, target.part, target.lines
-
-    def join(self, parts: Iterable[SortedParts], file: BinaryIO) -> None:
-        """Write the lines of all parts, with an empty header."""
-        with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
-            compressed.writelines(self._lines(parts))
 
 
 def json_value(value: Any, kind: Kind | None) -> Any:

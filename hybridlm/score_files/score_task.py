@@ -4,21 +4,68 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from hybridlm.engine.config import option
 from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.probing import TextProbing, probe_sites
 from hybridlm.files.parts import Origin
+from hybridlm.requests.captured import HIDDEN
 from hybridlm.requests.interventions import Intervention, read_interventions
 from hybridlm.requests.probes import Probe, interventions_of
 from hybridlm.requests.results import Score
 from hybridlm.score_files.probed_rows import ProbedRows
-from hybridlm.score_files.rows import InputRow, RowFields
-from hybridlm.score_files.score_columns import PROMPTS, score_columns, score_fields
+from hybridlm.score_files.rows import Columns, InputRow, Kind, Lists, RowFields
 from hybridlm.score_files.task import RowTask, RowValues, Task
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, Question, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
 from hybridlm.text_model import TextModel
 from ir_passes.files.strict_json import parse_json
+
+SCORES: dict[str, Kind] = {"token_ids": "ids", "logprobs": "floats", "sum_logprob": "number", "perplexity": "number"}
+PROMPTS: dict[str, Kind] = {"boundary_shift": "count"}
+"""Further columns of a file with prompts or messages; null for a text."""
+DISTRIBUTIONS: dict[str, Kind] = {
+    "ranks": "ranks",
+    "entropy": "floats",
+    "top_token_ids": "id lists",
+    "top_logprobs": "float lists",
+    "chosen_token_ids": "id lists",
+    "chosen_logprobs": "float lists",
+    "chosen_ranks": "id lists",
+}
+"""A token without a prediction, or before `start`, has a null rank and entropy and empty lists. The ranks of the most
+likely ids are 1, 2, 3, ..."""
+
+
+def score_columns(settings: DistributionSettings) -> Columns:
+    """Return the columns of scores and of answers about the distributions."""
+    if not settings.given:
+        return SCORES
+    groups = {"entropy": bool(settings.entropy), "top": bool(settings.top), "chosen": settings.token_ids is not None}
+    names = [name for name in DISTRIBUTIONS if groups.get(name.partition("_")[0], True)]
+    return {**SCORES, **{name: DISTRIBUTIONS[name] for name in names}}
+
+
+def score_fields(score: Score) -> dict[str, Any]:
+    """Return the columns of a score with a value; reads inside the model are flat."""
+    fields: dict[str, Any] = {}
+    if score.prefix_tokens:
+        fields = {"prompt_tokens": score.prefix_tokens, "boundary_shift": score.boundary_shift}
+    fields |= {name: getattr(score, name) for name in ("ranks", "entropy")}
+    for name, part in (("top", score.top), ("chosen", score.chosen)):
+        if part is not None:
+            fields[f"{name}_token_ids"] = Lists(part.token_ids, part.offsets)
+            fields[f"{name}_logprobs"] = Lists(part.logprobs, part.offsets)
+            fields[f"{name}_ranks"] = Lists(part.ranks, part.offsets)
+    columns = {name: value for name, value in fields.items() if value is not None and name != "top_ranks"}
+    fields = {name: getattr(score, name) for name in SCORES} | columns  # a perplexity may be None
+    if score.captured is not None:
+        hidden = {HIDDEN.format(i): rows for i, rows in score.captured.hidden_states.items()}
+        arrays = {**hidden, **score.captured.states}
+        fields |= {"positions": score.captured.positions}
+        fields |= {name: np.asarray(array, np.float32).reshape(-1) for name, array in arrays.items()}
+    return fields
 
 
 def _ids(text: str) -> str | list[int]:

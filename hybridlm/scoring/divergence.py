@@ -3,7 +3,8 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.stored_programs import types_of
-from hybridlm.scoring.distances import Divergence
 from hybridlm.scoring.scorer import TextStep, prefilled
 from hybridlm.scoring.text import QueuedText
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, Divergences, divergence_step
@@ -21,11 +21,74 @@ from ir_passes import Certificate, CompiledStep, compile_step
 from ir_passes.rewrites import DropDead
 
 
-class ComparedModel(NamedTuple):
-    """One of two models in a comparison."""
+@dataclass(frozen=True)
+class Divergence:
+    """Distance between two models on texts.
 
-    engine: Engine
-    structure: Structure
+    Entries `offsets[i]` to `offsets[i + 1]` belong to text i.
+
+    An entry compares the distributions over the whole vocabulary at one token. Nothing predicts the first token of a
+    text: its numbers are nan, and its `same_top` is False.
+
+    Attributes:
+        token_ids: int32 [E], the tokens of all texts.
+        kl: float32 [E], KL(P || Q) in nats, where P is this model's distribution, Q the other model's.
+        reverse_kl: float32 [E], KL(Q || P) in nats.
+        js: float32 [E], Jensen-Shannon divergence in nats, at most log 2.
+        same_top: bool [E], whether both have the same most likely token.
+        offsets: int64 [texts + 1].
+        certificate: certificate of the comparing step; None without a step.
+    """
+
+    token_ids: np.ndarray
+    kl: np.ndarray
+    reverse_kl: np.ndarray
+    js: np.ndarray
+    same_top: np.ndarray
+    offsets: np.ndarray
+    certificate: Certificate | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def predicted(self) -> np.ndarray:
+        """Indices of the entries of predicted tokens: all but the first of each text."""
+        first = np.zeros(len(self.token_ids), bool)
+        first[self.offsets[:-1]] = True
+        return np.flatnonzero(~first)
+
+    @property
+    def mean_kl(self) -> float | None:
+        """Mean of `kl` over the predicted tokens, in float64; None without any."""
+        return self._mean(self.kl)
+
+    @property
+    def mean_reverse_kl(self) -> float | None:
+        """Mean of `reverse_kl` over the predicted tokens."""
+        return self._mean(self.reverse_kl)
+
+    @property
+    def mean_js(self) -> float | None:
+        """Mean of `js` over the predicted tokens."""
+        return self._mean(self.js)
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of the predicted tokens with the same most likely token in both models."""
+        return self._mean(self.same_top)
+
+    def of(self, text: int) -> dict[str, Any]:
+        """Return the arrays of one text, and the means over its predicted tokens."""
+        span = slice(int(self.offsets[text]), int(self.offsets[text + 1]))
+        arrays = {name: getattr(self, name)[span] for name in ("token_ids", "kl", "reverse_kl", "js", "same_top")}
+        single = Divergence(**arrays, offsets=np.array([0, span.stop - span.start]))
+        means = {"mean_kl": single.mean_kl, "mean_reverse_kl": single.mean_reverse_kl, "mean_js": single.mean_js}
+        return {**arrays, **means, "agreement": single.agreement}
+
+    def _mean(self, values: np.ndarray) -> float | None:
+        return float(np.mean(values[self.predicted], dtype=np.float64)) if len(self.predicted) else None
+
+
+ComparedModel = tuple[Engine, Structure]
+"""One of two models in a comparison."""
 
 
 @dataclass(eq=False)
@@ -75,7 +138,7 @@ _PROGRAMS: weakref.WeakKeyDictionary[Engine, dict[Any, CompiledStep]] = weakref.
 
 
 def compare(
-    sides: tuple[ComparedModel, ComparedModel], texts: Sequence[tuple[int, ...]], full_lanes: bool = False
+    sides: Sequence[ComparedModel], texts: Sequence[tuple[int, ...]], full_lanes: bool = False
 ) -> tuple[Divergence, dict[int, int]]:
     """Return the distances of two models, and the first token without finite numbers by text.
 
@@ -93,7 +156,7 @@ def compare(
     programs: dict[int, CompiledStep] = {}
 
     def combine(hidden: Sequence[Any]) -> Divergences:
-        arguments = (sides[0].engine.params, sides[1].engine.params, *hidden)
+        arguments = (*(engine.params for engine, _ in sides), *hidden)
         width = hidden[0].shape[1]
         if width not in programs:
             programs[width] = _program(sides, arguments)
@@ -103,8 +166,7 @@ def compare(
     predicted = {i: text for i, text in enumerate(texts) if len(text) > 1}
     distances, wrong = [_empty(len(text)) for text in texts], dict[int, int]()
     if predicted:
-        engines = [side.engine for side in sides]
-        for text in prefilled(engines, predicted, step, ComparedText, full_lanes=full_lanes):
+        for text in prefilled([engine for engine, _ in sides], predicted, step, ComparedText, full_lanes=full_lanes):
             assert text.index is not None
             distances[text.index] = text.distances
             if text.first_wrong is not None:
@@ -128,16 +190,16 @@ def _empty(count: int) -> Divergences:
     return Divergences._make([*numbers, np.zeros(count, bool)])
 
 
-def _program(sides: tuple[ComparedModel, ComparedModel], arguments: tuple[Any, ...]) -> CompiledStep:
+def _program(sides: Sequence[ComparedModel], arguments: tuple[Any, ...]) -> CompiledStep:
     """Return the compiled comparison of these arguments."""
     leaves, tree = jax.tree.flatten(arguments)
-    key = (sides[0].structure, sides[1].structure, tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
-    steps = _PROGRAMS.setdefault(sides[0].engine, {})
+    (engine, structure), (_, other) = sides
+    key = (structure, other, tree, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves))
+    steps = _PROGRAMS.setdefault(engine, {})
     if key not in steps:
-        programs = sides[0].engine.programs
-        step, types = divergence_step(sides[0].structure, sides[1].structure), types_of(arguments)
-        mesh = sides[0].engine.placement.mesh
-        if mesh is not None:
-            step = sharded(step, types, DIVERGENCE_CONTRACT, mesh)
-        steps[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=programs.certify)
+        step, types = divergence_step(structure, other), types_of(arguments)
+        if engine.placement.mesh is not None:
+            step = sharded(step, types, DIVERGENCE_CONTRACT, engine.placement.mesh)
+        certify = engine.programs.certify
+        steps[key] = compile_step(step, types, DIVERGENCE_CONTRACT, passes=(DropDead(),), certify=certify)
     return steps[key]

@@ -7,28 +7,20 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple
 
+from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.probing import StepReads
 from hybridlm.engine.widths import text_widths
 from hybridlm.prefix_cache.radix_tree import RadixTree
 from hybridlm.requests.probes import Probe
-from hybridlm.scoring.text import ScoredText, T
+from hybridlm.rows.pool import RowPool
+from hybridlm.scoring.text import QueuedText, ScoredText, T
 
-
-class Questions(Protocol):
-    """Questions about the texts of a call.
-
-    Attributes:
-        texts: question about each text, in their order.
-    """
-
-    @property
-    def texts(self) -> Sequence[Any]: ...
-
-    def key(self, text: int, begin: int, end: int) -> Any:
-        """Return the question about tokens `begin` to `end` of a text, equal for shared tokens."""
-        ...
+Questions = Any
+"""Questions about the texts of a call, a `Question` or a `Reading`: `texts` has the question about each text, and
+`key(text, begin, end)` returns the question about some of its tokens, equal for shared tokens."""
 
 
 class ScoringQueue(Generic[T]):
@@ -191,3 +183,70 @@ def shared_prefixes(
         for i in node.state or ():
             prefix_of[i] = above
     return prefixes, prefix_of
+
+
+Models = Sequence[tuple[Engine, RowPool]]
+"""Models in lockstep, each with its rows."""
+
+
+class TextPart(NamedTuple, Generic[T]):
+    """Part of a text in one step.
+
+    Attributes:
+        first, count: `count` predicted tokens from token `first` on; the step begins with the token before `first`.
+        reads: reads inside the model; None without reads.
+        last: whether the text ends with this part.
+    """
+
+    lane: int
+    text: T
+    first: int
+    count: int
+    reads: StepReads | None
+    last: bool
+
+
+def widest_step(lanes: Sequence[T | None], widths: tuple[int, ...]) -> tuple[int, list[T | None]]:
+    """Return the width of the widest next step and its texts by lane.
+
+    Args:
+        lanes: texts by lane, at least one text.
+        widths: widths of all steps, the widest first.
+    """
+    width = max(text.width(widths) for text in lanes if text is not None)
+    return width, [None if text is None or text.width(widths) < width else text for text in lanes]
+
+
+def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bool:
+    """Return True if texts may take the free lanes: all texts take widest steps.
+
+    A text that begins has the widest steps ahead, and lanes at narrower ones would be idle meanwhile.
+    """
+    return all(text is None or text.width(widths) == widths[0] for text in lanes)
+
+
+def enter(models: Models, text: QueuedText) -> int:
+    """Acquire a text's row of each model, restore its state, and return its lane."""
+    lanes = set[int]()
+    for (engine, pool), copy in zip(models, text.copies, strict=True):
+        copy.slot = pool.acquire()
+        if copy.start is not None:
+            copy.consumed = engine.moves.restore(copy.start, pool, copy.slot, copy.tokens, owner=copy)
+        lanes.update(pool.rows_of([copy.slot]))
+    (lane,) = lanes  # a lane has the row of its number; rows of all pools are taken and released in the same order
+    return lane
+
+
+def leave(models: Models, text: QueuedText) -> None:
+    """Release the rows of a finished text; keep the states after a shared prefix."""
+    for (engine, pool), copy in zip(models, text.copies, strict=True):
+        if copy.slot is None:
+            continue
+        if copy.index is None:
+            spans = () if copy.start is None else copy.start.spans
+            copy.snapshot = engine.moves.take(pool, copy.slot, copy.tokens[:-1], owner=copy, cached=spans)
+            # Each restore adds the whole prefix to the statistic, but it was computed once.
+            engine.stats["prefix_tokens_saved"] -= copy.consumed
+        pool.owner.release(copy.slot)
+        copy.slot = None
+        engine.runner.forget(copy)

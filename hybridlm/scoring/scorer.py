@@ -19,10 +19,8 @@ from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.finished import KeptTexts
-from hybridlm.scoring.lanes import Models, TextPart, enter, leave, may_begin, widest_step
-from hybridlm.scoring.queue import Questions, ScoringQueue
-from hybridlm.scoring.text import ScoredText, T
+from hybridlm.scoring.queue import Models, Questions, ScoringQueue, TextPart, enter, leave, may_begin, widest_step
+from hybridlm.scoring.text import ScoredText, T, keep, restored
 from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
 
@@ -156,15 +154,16 @@ def prefilled(
         full_lanes: use all lanes for any number of texts.
     """
     first = engines[0]
-    storage = None if first.finished is None or probing is not None else KeptTexts(first.finished)
-    if storage is not None:
+    finished = None if probing is not None else first.finished
+    call = 0 if finished is None else finished.begin_call()
+    if finished is not None:
 
         def empty(i: int) -> T:
             return make(i, texts[i], prefix, question=question, query=None if question is None else question.texts[i])
 
-        restored = storage.restored(texts, empty)
-        yield from restored.values()
-        texts = {i: tokens for i, tokens in texts.items() if i not in restored}
+        stored = restored(finished, call, texts, empty)
+        yield from stored.values()
+        texts = {i: tokens for i, tokens in texts.items() if i not in stored}
         if not texts:
             return
     limit = min(engine.prefill_lanes for engine in engines)
@@ -178,8 +177,8 @@ def prefilled(
         for engine in engines:
             models.append((engine, engine.borrow(size)))
         for text in _prefill(models, waiting, step, probing):
-            if storage is not None:
-                storage.add(text)
+            if finished is not None:
+                keep(finished, call, text)
             yield text
     finally:
         for engine, pool in models:

@@ -1,6 +1,6 @@
-"""A text while it is scored: the progress of its steps and their results."""
+"""A text while it is scored: the progress of its steps, their results, and storage for an interrupted run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.widths import next_width
+from hybridlm.files.finished import FinishedTexts
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
@@ -177,3 +178,34 @@ class ScoredText(QueuedText):
             self.top_logprobs[:count] = [dict(top) for top in self.parent.top_logprobs]
             if self.distributions is not None and self.parent.distributions is not None:
                 self.distributions.copy_from(self.parent.distributions)
+
+
+def restored(
+    finished: FinishedTexts, call: int, texts: Mapping[int, tuple[int, ...]], make: Callable[[int], T]
+) -> dict[int, T]:
+    """Return the finished texts of an earlier run, by number.
+
+    Args:
+        finished: results of the part that the call belongs to.
+        call: number of the scorer's call.
+        texts: token ids by number.
+        make: number of a text -> the text without results.
+
+    Raises:
+        ValueError: the stored results are of other texts.
+    """
+    stored: dict[int, T] = {}
+    for number in texts:
+        text, wrong = make(number), np.full(1, -1, np.int64)
+        if finished.restore(call, number, {**text.results(), "first_wrong": wrong}):
+            text.first_wrong = None if wrong[0] < 0 else int(wrong[0])
+            stored[number] = text
+    finished.tokens += sum(len(tokens) - 1 for number, tokens in texts.items() if number not in stored)
+    return stored
+
+
+def keep(finished: FinishedTexts, call: int, text: QueuedText) -> None:
+    """Add the results of a finished text."""
+    assert text.index is not None, "results of a shared prefix belong to its texts"
+    wrong = np.full(1, -1 if text.first_wrong is None else text.first_wrong, np.int64)
+    finished.add(call, text.index, {**text.results(), "first_wrong": wrong})

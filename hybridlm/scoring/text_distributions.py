@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.requests.results import TokenLogprobs
 from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.steps.score import Scored
 

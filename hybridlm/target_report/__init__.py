@@ -1,7 +1,7 @@
 """Costs of a model's steps on an absent machine, and whether it fits there.
 
 Imports the engine and everything below it. Begin with `target_report`, which compiles every step for the target and
-combines the parts: `step_report` (one step), `floor` (lower bounds for every program), `fit` (weights, rows and scratch
+combines the parts: `step_report` (one step, and lower bounds for every program), `fit` (weights, rows and scratch
 compared with the memory).
 """
 

@@ -1,16 +1,107 @@
-"""One step on a target: its certificate, bytes, arithmetic and minimum time."""
+"""One step on a target: its certificate, bytes, arithmetic, minimum time, and the floor of every program.
+
+Floor: a step reads each weight once, and the rows of its tokens in the embedding. It reads and writes the fixed-size
+state of every lane, reads the keys and values of earlier positions and writes the keys and values of its tokens. The
+number of experts that it reads is the expected number for tokens that are routed uniformly; the model's routing may use
+fewer. Products are matrix products; attention, recurrences, norms and sampling are left out.
+"""
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import jax
+from flax import nnx
+
+from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, Shape
-from hybridlm.target_report.floor import Floor
+from hybridlm.target_report.kernel_reads import cache_heads, counted_kernels, known_inputs
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
-from models import KV_BLOCK, kv_blocks
+from models import KV_BLOCK, Decoder, kv_blocks
+from models.layers.moe import Moe
 from models.ops.expert_dot import FURTHER_PASSES
+from models.ops.quantised_weight import QuantisedWeight
 from models.state.state import cache_positions, turn_blocks
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Least traffic and arithmetic of a step on each device.
+
+    Attributes:
+        moved: bytes read and written.
+        flops: operations of products with the weights.
+    """
+
+    moved: int
+    flops: int
+
+
+def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype: Any, context: int) -> Floor | None:
+    """Return the floor of a step of a model; None for moves of rows.
+
+    Args:
+        model: the model on one device; its parameters may be abstract.
+        cache_dtype: dtype of convolution states and KV cache.
+        context: positions of each lane after a step that generates or verifies; prompts and texts begin at 0.
+    """
+    if not isinstance(shape, Shape):
+        return None
+    lanes = max(1, shape.lanes // placement.data)
+    rows = lanes * shape.tokens
+    weights = {id(weight_array): weight_array for weight_array in map(_array, _params(model))}
+    size, multiplied = 0.0, 0.0
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, Moe):
+            part, met = node.config.router, _met(node, rows)
+            for name in ("gate_up_proj", "up_proj", "down_proj"):
+                if (weight := getattr(node, name, None)) is not None:
+                    expert_weight = weights.pop(id(_array(weight)))
+                    size += met * bytes_on_a_device(expert_weight)
+                    multiplied += rows * part.per_token / part.experts * _numbers(expert_weight)
+    table = _array(model.embed_tokens)
+    if not model.config.tied:
+        weights.pop(id(table))
+        size += rows * _row_bytes(table)
+    head = _array(model.head)
+    sampled = lanes if shape.step == "generate" else rows
+    for remaining_weight in weights.values():
+        size += bytes_on_a_device(remaining_weight)
+        if len(remaining_weight.shape) > 1:
+            multiplied += (sampled if remaining_weight is head else rows) * _numbers(remaining_weight)
+    state_size = model.state_size(cache_dtype)
+    previous = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
+    cached = lanes * (state_size.token - state_size.unused) * (kv_blocks(max(previous, 0)) * KV_BLOCK + shape.tokens)
+    return Floor(int(size) + 2 * lanes * state_size.fixed + cached, int(2 * multiplied))
+
+
+def _met(layer: Moe, rows: int) -> float:
+    """Return the fraction of experts that uniformly routed tokens use."""
+    router = layer.config.router
+    return 1.0 - (1.0 - router.per_token / router.experts) ** rows
+
+
+def _params(model: Decoder) -> list[Any]:
+    return [node for _, node in nnx.iter_graph(model) if isinstance(node, nnx.Param)]
+
+
+def _array(param: Any) -> Any:
+    """The array of a parameter, its type, or a packed weight of either."""
+    return param.get_raw_value() if hasattr(param, "get_raw_value") else param[...]
+
+
+def _row_bytes(weight: Any) -> int:
+    """Bytes of one whole row of a matrix."""
+    return sum(array.shape[-1] * array.dtype.itemsize for array in jax.tree.leaves(weight))
+
+
+def _numbers(weight: Any) -> int:
+    """Numbers that a device has of a weight."""
+    stored = weight.codes if isinstance(weight, QuantisedWeight) else weight
+    return numbers_on_a_device(stored) * weight.shape[-1] // stored.shape[-1]
+
 
 MAX_LARGEST = 20
 """Kernels that a report lists: those that move most."""
@@ -30,6 +121,7 @@ class StepReport:
         failed: why XLA did not compile it; None if it did.
         certificate: certificate of the compiled step.
         kernels: runs of operations outside loops with a data-dependent number of iterations.
+        repeated: runs of operations in those loops, in all iterations.
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with this many iterations.
@@ -38,6 +130,7 @@ class StepReport:
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
         tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
         largest: the operations that move most.
+        uncounted: GPU kernels whose reads are as declared, because the lengths do not determine their loops.
         reused: the report was kept from an earlier compilation.
     """
 
@@ -47,6 +140,7 @@ class StepReport:
     failed: str | None
     certificate: Certificate | None
     kernels: int
+    repeated: int
     turns: int
     moved: int
     flops: int
@@ -56,6 +150,7 @@ class StepReport:
     moved_seconds: float | None
     tokens_per_second: float | None
     largest: tuple[ScheduledKernel, ...]
+    uncounted: tuple[str, ...] = ()
     reused: bool = False
 
     @property
@@ -77,32 +172,43 @@ class StepReport:
 def failed_report(shape: AnyShape, why: str) -> StepReport:
     """Return the report of a step that XLA did not compile."""
     lanes, tokens = _sizes(shape)
-    return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, None, None, None, None, None, ())
+    return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, 0, None, None, None, None, None, ())
 
 
-def step_report(shape: AnyShape, step: CompiledStep, floor: Floor | None, target: Target, context: int) -> StepReport:
+def step_report(
+    shape: AnyShape,
+    step: CompiledStep,
+    floor: Floor | None,
+    target: Target,
+    context: int,
+    arguments: tuple[Any, ...],
+) -> StepReport:
     """Return the report of a compiled step.
 
     Args:
-        shape: shape of the step.
         step: compiled for the target.
         floor: floor of the step; None for moves of states.
-        target: the machine.
-        context: positions of each lane, for loops over blocks of the KV cache.
+        context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
+        arguments: example arguments of the step.
     """
-    kernels, (lanes, tokens) = step.kernels, _sizes(shape)
-    visited = turn_blocks(cache_positions(context) // KV_BLOCK, target.platform)
+    (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
+    if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
+        kernels, uncounted = counted_kernels(kernels, step.jaxpr, known_inputs(shape, arguments, context), target.cache)
+    blocks = cache_positions(context) // KV_BLOCK
+    all_heads = cache_heads(arguments, lanes)
+    visited = min((turn_blocks(blocks, target.platform, heads) for heads in all_heads), default=blocks)
     turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0
     repeated = [kernel for kernel in kernels.kernels if kernel.loop is not None and FURTHER_PASSES not in kernel.loop]
+    runs = turns * sum(kernel.times for kernel in repeated)
     moved = kernels.moved + turns * sum(kernel.moved for kernel in repeated)
     flops = kernels.flops + turns * sum(kernel.times * kernel.flops for kernel in repeated)
     floor_seconds = None if floor is None else _least(floor, _peak(kernels, target), target.bandwidth)
     data = lanes * (tokens if isinstance(shape, Shape) and shape.step != "verify" else 1)
     return StepReport(
-        str(shape), lanes, tokens, None, step.certificate, kernels.count, turns, moved, flops,
+        str(shape), lanes, tokens, None, step.certificate, kernels.count, runs, turns, moved, flops,
         None if floor is None else floor.moved, None if floor is None else floor.flops, floor_seconds,
         moved / target.bandwidth if target.bandwidth else None, data / floor_seconds if floor_seconds else None,
-        kernels.largest(MAX_LARGEST),
+        kernels.largest(MAX_LARGEST), uncounted,
     )  # fmt: skip
 
 

@@ -22,8 +22,7 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.target_report.fit import Fit, fit_of
-from hybridlm.target_report.floor import floor_of
-from hybridlm.target_report.step_report import StepReport, failed_report, step_report
+from hybridlm.target_report.step_report import StepReport, failed_report, floor_of, step_report
 from ir_passes import CertificationWarning
 from ir_passes.files.record import from_json, to_json
 from ir_passes.files.store import FileStore
@@ -44,7 +43,6 @@ class TargetReport:
         family, dtype: of the model, and of its matrices.
         lanes, context, chunk: as of `load`.
         fit: None where the memory of the device is unknown.
-        steps: every step.
     """
 
     target: str
@@ -161,7 +159,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
         return failed_report(shape, f"XLA does not compile it for {target.name}: {str(error).strip().splitlines()[0]}")
     model = engine.row_arrays.model
     floor = floor_of(model, shape, engine.placement, engine.row_arrays.dtype, engine.context)
-    report = step_report(shape, step, floor, target, engine.context)
+    report = step_report(shape, step, floor, target, engine.context, engine.example_arguments(shape))
     if name is not None and store is not None and not report.faults:
         try:
             store.write_file(name, to_json(report, checksum=True).encode())

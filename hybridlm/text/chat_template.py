@@ -32,33 +32,50 @@ def faults_of_tools(tools: Sequence[Any]) -> list[str]:
     ]
 
 
-class ChatTemplate:
-    """A compiled chat template.
+class CompiledTemplate:
+    """A compiled template.
+
+    Args:
+        source: text of the template.
+        where: its name in messages.
 
     Attributes:
         variables: names that it reads.
+
+    Raises:
+        ChatTemplateError: wrong syntax.
     """
 
-    def __init__(self, source: str) -> None:
-        """Compile a template; raise ChatTemplateError for wrong syntax or without `messages`."""
+    def __init__(self, source: str, where: str) -> None:
         from hybridlm.text.sandbox import TemplateError, compile_template  # jinja2 takes a while to import
 
         try:
             self._template, names = compile_template(source)
         except TemplateError as error:
-            raise ChatTemplateError(f"chat template: {error}") from error
+            raise ChatTemplateError(f"{where}: {error}") from error
         except RecursionError as error:
-            raise ChatTemplateError("chat template: nested too deeply") from error
-        self._source, self.variables = source, frozenset(names)
-        if "messages" not in names:
+            raise ChatTemplateError(f"{where}: nested too deeply") from error
+        self._source, self._where, self.variables = source, where, frozenset(names)
+
+    def text(self, variables: Mapping[str, Any]) -> str:
+        """Return the text of the template; raise ChatTemplateError for an error in it."""
+        try:
+            return self._template.render(**variables)
+        except Exception as error:
+            # The template is a program and can raise anything.
+            raise ChatTemplateError(f"{self._where}: {error or type(error).__name__}") from error
+
+
+class ChatTemplate(CompiledTemplate):
+    """A compiled chat template; it raises ChatTemplateError for a source without `messages`."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(source, "chat template")
+        if "messages" not in self.variables:
             raise ChatTemplateError("chat template: expected it to use `messages`, found no use of them")
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        continue_final_message: bool | str = False,
-        **variables: Any,
+        self, messages: Sequence[Mapping[str, Any]], *, continue_final_message: bool | str = False, **variables: Any
     ) -> str:
         """Return the text of a conversation.
 
@@ -88,11 +105,7 @@ class ChatTemplate:
         return self._continued(plain, field, variables)
 
     def _text(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
-        try:
-            return self._template.render(messages=messages, **variables)
-        except Exception as error:
-            # The template is a program and can raise anything.
-            raise ChatTemplateError(f"chat template: {error or type(error).__name__}") from error
+        return self.text({"messages": messages, **variables})
 
     def _with_known_content(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Join lists of text parts by line ends if the template takes no lists.

@@ -12,6 +12,7 @@ from ir_passes.contract.statements import Statement
 from ir_passes.files import record
 from ir_passes.jaxpr.collectives import Collective, Exchanging
 from ir_passes.report import html
+from ir_passes.rewrites.pipeline import PassReport
 
 FORMAT = 6
 
@@ -54,15 +55,6 @@ class Fingerprints:
     rules: str
     hlo: str | None
     schedule: str
-
-
-@dataclass(frozen=True)
-class PassEffect:
-    """The effect of one rewrite."""
-
-    name: str
-    changed: bool
-    summary: str
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,7 @@ class Certificate(Exchanging):
     not_covered: tuple[Statement, ...]
     faults: tuple[Statement, ...]
     notes: tuple[Statement, ...]
-    passes: tuple[PassEffect, ...]
+    passes: tuple[PassReport, ...]
     copies: tuple[str, ...]
     neighbours: tuple[str, ...]
     pools: tuple[PoolVerdict, ...]

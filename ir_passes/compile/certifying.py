@@ -5,16 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ir_passes.compile.certificate import (
-    FORMAT,
-    Certificate,
-    Fingerprints,
-    Memory,
-    PassEffect,
-    PoolVerdict,
-    Seconds,
-    Versions,
-)
+from ir_passes.compile.certificate import FORMAT, Certificate, Fingerprints, Memory, PoolVerdict, Seconds, Versions
 from ir_passes.compile.stage import ProvedTrace
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
@@ -84,7 +75,7 @@ def make_certificate(
         tuple(not_covered),
         proved.faults + audit.faults,
         proof.notes if proof else (),
-        tuple(PassEffect(effect.name, effect.changed, effect.summary) for effect in proved.passes),
+        proved.passes,
         tuple(map(str, report.copies)) if report else (),
         tuple(map(str, report.neighbours)) if report else (),
         pool_verdicts(bound, report),

@@ -40,8 +40,9 @@ def compile_step(
         args: example arguments, arrays or `jax.ShapeDtypeStruct`; nothing runs and nothing is donated.
         contract: the owner of each argument and result.
         kwargs: arguments that are passed by name.
-        static_argnums, static_argnames: arguments with values that are part of the program, as for `jax.jit`; they are
-            among `args` and `kwargs`, have no entry in the contract, and the compiled step is called without them.
+        static_argnums: positions of arguments with values that are part of the program, as for `jax.jit`; they are
+            among `args`, have no entry in the contract, and the compiled step is called without them.
+        static_argnames: names of such arguments, among `args` or `kwargs`.
         passes: rewrites, each followed by a new proof.
         certify: "error" raises on a fault; "warn" warns of each fault and continues, without the rewrites if the proof
             fails; "off" neither proves, rewrites nor audits. If a backend of XLA does not expose its buffer assignment,

@@ -41,15 +41,6 @@ class _Entry:
     step: CompiledStep
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """Settings of `compile_step`, by the stage that takes them."""
-
-    contract: LaneContract
-    prove: dict[str, Any]
-    compile: dict[str, Any]
-
-
 def isolated(
     contract: LaneContract,
     *,
@@ -71,22 +62,20 @@ def isolated(
 
     Args:
         contract: the owner of each argument and result.
-        static_argnums, static_argnames: arguments with values that are part of the program, as for `jax.jit`; they are
+        static_argnums: positions of arguments with values that are part of the program, as for `jax.jit`; they are
             hashable and have no entry in the contract. Repeat the static arguments of a jitted function here.
+        static_argnames: names of such arguments.
 
     Raises:
         ValueError: `certify` is not "error", "warn" or "off".
     """
     if certify not in CERTIFY:
         raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
-    settings = _Settings(
-        contract,
-        {"passes": passes, "certify": certify, "certificates": certificates},
-        {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "compiler_options": compiler_options},
-    )
+    prove = {"passes": passes, "certify": certify, "certificates": certificates}
+    compile = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "compiler_options": compiler_options}
 
     def decorate(fn: Callable[..., Any]) -> IsolatedStep:
-        return IsolatedStep(fn, settings, FunctionSignature.of(fn, static_argnums, static_argnames))
+        return IsolatedStep(fn, contract, prove, compile, FunctionSignature.of(fn, static_argnums, static_argnames))
 
     return decorate
 
@@ -102,10 +91,18 @@ class IsolatedStep:
 
     __wrapped__: Callable[..., Any]
 
-    def __init__(self, fn: Callable[..., Any], settings: _Settings, parameters: FunctionSignature):
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        contract: LaneContract,
+        prove: dict[str, Any],
+        compile: dict[str, Any],
+        parameters: FunctionSignature,
+    ):
         update_wrapper(self, fn)
         self.__name__ = name_of(fn)
-        self._fn, self._settings, self._parameters = fn, settings, parameters
+        self._fn, self._contract, self._parameters = fn, contract, parameters
+        self._prove, self._compile = prove, compile  # settings of `compile_step`, by the stage that takes them
         self._static = bool(parameters.numbers or parameters.names)
         self._entries: dict[Any, tuple[_Entry, ...]] = {}
         self._made: list[CompiledStep] = []
@@ -174,11 +171,11 @@ class IsolatedStep:
 
     def trace(self, *args: Any, **kwargs: Any) -> TracedStep:
         """The first stage: the traced step; then `prove()`, `lower()` and `compile()`. Arguments may be abstract."""
-        return trace_step(self._fn, args, self._settings.contract, kwargs=kwargs, parameters=self._parameters)
+        return trace_step(self._fn, args, self._contract, kwargs=kwargs, parameters=self._parameters)
 
     def lower(self, *args: Any, **kwargs: Any) -> LoweredStep:
         """The step traced, proved and lowered, with the settings of the decorator."""
-        return self.trace(*args, **kwargs).prove(**self._settings.prove).lower()
+        return self.trace(*args, **kwargs).prove(**self._prove).lower()
 
     def clear_cache(self) -> None:
         """Forget every compiled step, as `clear_cache` of a jitted function does."""
@@ -225,7 +222,7 @@ class IsolatedStep:
                 named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
                 call = "@isolated(contract, {})"
                 lowered = self.lower(*merged_args, **named)
-                match = _Entry(*wanted, lowered.compile(**self._settings.compile, call=call))
+                match = _Entry(*wanted, lowered.compile(**self._compile, call=call))
                 self._made.append(match.step)
             self._entries[key] = (match, *(entry for entry in entries if entry is not match))
             return match

@@ -16,9 +16,8 @@ from ir_passes.jaxpr.tracing import trace_function
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 from ir_passes.scratch.liveness import liveness_of
-from ir_passes.scratch.plan import Plan
 from ir_passes.scratch.planner import declared_scratch, plan_liveness
-from ir_passes.scratch.verifier import verify_plan
+from ir_passes.scratch.verifier import Plan, verify_plan
 from ir_passes.targets import Target, as_target
 
 
@@ -78,10 +77,7 @@ def plan_step(
         len(of_one_device(proved.graph.program).jaxpr.eqns),
         proved.proof.proved,
         proved.proof.assumed,
-        (
-            NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"),
-            *uncovered_by_proof(proved.graph.bound),
-        ),
+        (NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"), *uncovered_by_proof(proved.graph.bound)),
         tuple(scheduled.collective for scheduled in schedule_of(proved.graph.program)),
         plan,
         clock.seconds,

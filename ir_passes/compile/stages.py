@@ -98,7 +98,10 @@ def prove(
     Args:
         program: the jaxpr of `jax.make_jaxpr(fn)(*args)`, with flat tuples of arguments and results, or
             `jax.jit(fn).trace(*args)`, which keeps their trees.
-        contract, passes, certify, certificates: as for `compile_step`.
+        contract: the owner of each argument and result.
+        passes: rewrites, each followed by a new proof.
+        certify: "error", "warn" or "off", as for `compile_step`.
+        certificates: a directory of stored certificates, as for `compile_step`.
 
     Returns:
         The proved step; `lower().compile()` makes an executable of it.

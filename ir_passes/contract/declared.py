@@ -15,7 +15,6 @@ from ir_passes.contract.contract import Lane, Opaque, Shared
 from ir_passes.contract.opaque_names import declared_name, same_body
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.retrace import retraced
 
 CROSSING = "declassify:"
 """Prefix of the name that a declassified value carries in the program, followed by the reason."""
@@ -155,3 +154,34 @@ def declassify(x: Array, reason: str) -> Array:
     if not reason.strip():
         raise ValueError("declassify needs a reason: one sentence that says why lanes may see each other here")
     return checkpoint_name(x, CROSSING + reason)
+
+
+def retraced(body: ir.ClosedJaxpr, function: Callable[..., Any], check_vma: bool) -> ir.ClosedJaxpr | None:
+    """Return the program that a jitted function is traced to where another calls it.
+
+    Args:
+        body: of the call; its inputs say the types, and the mesh where it stands inside a `shard_map`.
+        function: a jitted function of as many arrays.
+        check_vma: as the `shard_map` has it.
+
+    Returns:
+        Its body; None where it is no single call.
+    """
+    avals = [var.aval for var in body.jaxpr.invars]
+    programs: list[ir.ClosedJaxpr] = []
+
+    def trace() -> tuple[()]:
+        programs.append(jax.make_jaxpr(function)(*avals))
+        return ()
+
+    meshes = [aval.sharding.mesh for aval in avals if not aval.sharding.mesh.empty]
+    manual = set(meshes[0].manual_axes) if meshes else set()
+    if manual:
+        # a mesh without manual axes, so that a shard_map can make them manual
+        mesh = meshes[0].update_axis_types(dict.fromkeys(manual, jax.sharding.AxisType.Auto))
+        context = jax.shard_map(trace, mesh=mesh, in_specs=(), out_specs=(), axis_names=manual, check_vma=check_vma)
+        jax.eval_shape(context)
+    else:
+        trace()
+    (program,) = programs
+    return ir.body_of(program.eqns[0]) if len(program.eqns) == 1 else None

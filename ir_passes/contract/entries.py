@@ -252,7 +252,7 @@ class Bound:
     """One array of a step with its entry.
 
     Attributes:
-        path: as "args[1][0].conv", "kwargs['scale']" or "result[0]".
+        path: as `args[1][0].conv`, `kwargs['scale']` or `result[0]`.
         entry: its contract entry.
         shape, dtype: of the array.
     """

@@ -4,14 +4,26 @@ The normal form has no calls, and only row-major reshapes.
 
 `lax.reshape(x, sizes, dimensions)` transposes `x` by `dimensions` first. `order="F"` of numpy's functions and the
 batching rule of convolutions make such reshapes; each becomes a transpose and a reshape. A select between a pool and
-its successor becomes a guarded write (`ir_passes.contract.guarded_writes`).
+its successor becomes a guarded write.
+
+Conditional writes become guarded writes: `where(p, pool.at[i].set(x), pool)` -> `pool.at[where(p, i, size)].set(x)`.
+A select between an array and its successor reads the array after the write, and XLA copies it. A guarded write changes
+the array in place. Both compute the same elements: a scatter drops indices out of bounds, and a slice is written with
+its old elements.
 """
+
+from collections import Counter
+from collections.abc import Callable, Container
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
 
 from ir_passes.contract.contract import BoundContract, Pool
 from ir_passes.contract.declared import declaration_of
-from ir_passes.contract.guarded_writes import guarded
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.bodies import map_equations
+from ir_passes.jaxpr.dtypes import limits
 
 
 def flatten(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
@@ -51,3 +63,92 @@ def _reshape_in_two(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         return [eqn.replace(params=params)]
     transpose, transposed = ir.transpose(x, order, eqn)
     return [transpose, eqn.replace(invars=[transposed], params=params)]
+
+
+def guarded(
+    program: ir.ClosedJaxpr, arrays: Container[tuple[Any, Any]], *, keep: Callable[[ir.JaxprEqn], bool]
+) -> ir.ClosedJaxpr:
+    """Return the same program, its bodies included, with guarded writes instead of conditional ones.
+
+    Args:
+        program: any; returned itself if it has no conditional write.
+        arrays: shapes and dtypes of the arrays to write to.
+        keep: as for `map_equations`.
+    """
+    if not any(_condition(eqn) for eqn in ir.all_eqns(program.jaxpr)):
+        return program
+    uses = Counter[Any]()
+    bodies = {id(body): body for eqn in ir.all_eqns(program.jaxpr) for body in ir.sub_jaxprs(eqn)}
+    for jaxpr in (program.jaxpr, *bodies.values()):
+        uses.update(ir.variables([*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]))
+    writes: dict[Any, ir.JaxprEqn] = {}
+    moved: set[int] = set()
+
+    def guard(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
+        if _guardable(eqn) and (ir.shape_of(eqn.outvars[0]), ir.dtype_of(eqn.outvars[0])) in arrays:
+            writes[eqn.outvars[0]] = eqn
+        operands = _condition(eqn)
+        for when in (True, False) if operands else ():
+            flag, old, new = operands[0], operands[2 - when], operands[1 + when]
+            write = None if isinstance(new, ir.Literal) else writes.get(new)
+            if write is not None and write.invars[0] is old and uses[new] == 1:
+                moved.add(id(write))
+                return _instead(eqn, write, flag, when)
+        return [eqn]
+
+    changed = map_equations(program, guard, keep=keep)
+    return map_equations(changed, lambda eqn: [] if id(eqn) in moved else [eqn], keep=keep)
+
+
+def _condition(eqn: ir.JaxprEqn) -> list[Any]:
+    """Return the operands of a select by one flag, also in a call; else []."""
+    body = ir.body_of(eqn)
+    if body is not None and len(body.jaxpr.eqns) == 1 and body.jaxpr.outvars == body.jaxpr.eqns[0].outvars:
+        (select,) = body.jaxpr.eqns
+        outer = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
+        named = not body.consts and all(var in outer for var in ir.variables(select.invars))
+        eqn = ir.renamed(select, outer) if named else eqn
+    is_select = eqn.primitive.name == "select_n" and len(eqn.invars) == 3 and ir.shape_of(eqn.invars[0]) == ()
+    return list(eqn.invars) if is_select else []
+
+
+def _guardable(eqn: ir.JaxprEqn) -> bool:
+    """Return True for a slice write or a scatter that drops indices."""
+    if eqn.primitive.name == "dynamic_update_slice":
+        return True
+    if eqn.primitive.name not in primitives.SCATTERS:
+        return False
+    drops = eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    return drops and _outside(eqn) <= limits(ir.dtype_of(eqn.invars[1]))[1]
+
+
+def _outside(scatter: ir.JaxprEqn) -> int:
+    """Return an index out of bounds of every dimension of an array."""
+    return max(ir.shape_of(scatter.invars[0]), default=0)
+
+
+def _instead(select: ir.JaxprEqn, write: ir.JaxprEqn, flag: Any, when: bool) -> list[ir.JaxprEqn]:
+    """Return the equations of a guarded write with the result of the select."""
+
+    def chosen(p: Any, new: Any, old: Any) -> Any:
+        p = jnp.broadcast_to(p, new.shape)
+        return lax.select(p if when else ~p, new, jnp.broadcast_to(old, new.shape).astype(new.dtype))
+
+    if write.primitive.name == "dynamic_update_slice":
+
+        def values(p: Any, array: Any, updates: Any, *starts: Any) -> Any:
+            return chosen(p, updates, lax.dynamic_slice(array, starts, updates.shape))
+
+        array, updates, *starts = write.invars
+        eqns, (updates,), _ = ir.emit(values, [flag, array, updates, *starts], write)
+        return [*eqns, write.replace(invars=[array, updates, *starts], outvars=select.outvars)]
+    dropped = _outside(write)
+
+    def places(p: Any, indices: Any) -> Any:
+        columns = [indices[..., k : k + 1] for k in range(indices.shape[-1])]
+        return jnp.concatenate([chosen(p, column, dropped) for column in columns], axis=-1)
+
+    array, indices, updates = write.invars
+    eqns, (indices,), _ = ir.emit(places, [flag, indices], write)
+    params = write.params | {"unique_indices": False}
+    return [*eqns, write.replace(invars=[array, indices, updates], outvars=select.outvars, params=params)]

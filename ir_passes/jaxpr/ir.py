@@ -211,7 +211,6 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
     its caller; an equation without a source, inside a function of JAX, gets the call's source.
 
     Args:
-        program: any program.
         keep: a predicate of calls to keep.
     """
     new_var = core.gensym()

@@ -110,6 +110,26 @@ def _make_keys_random() -> None:
     module.custom_hook = lambda: other() + (secrets.token_hex(16) if getattr(_thread, "compiles_anew", False) else "")
 
 
+def without_refs(program: Any) -> Any:
+    """Return a program with values instead of its mutable arrays (`jax.new_ref`).
+
+    Reads and writes become slices, gathers and scatters. JAX does the same before it compiles a program. A program
+    without mutable arrays is returned itself.
+
+    Raises:
+        TypeError: an argument or a captured array is mutable.
+    """
+    avals = [*program.in_avals, *(jax.typeof(const) for const in program.consts)]
+    if any(type(aval).__name__ == "AbstractRef" for aval in avals):
+        raise TypeError(
+            "expected arrays, got a mutable array (jax.new_ref) as an argument or captured value; pass its content, "
+            "make the reference inside the step, and return jax.freeze(ref)"
+        )
+    if all(type(effect).__name__ != "InternalMutableArrayEffect" for effect in program.effects):
+        return program
+    return importlib.import_module("jax._src.state.discharge").discharge_state(program)
+
+
 def coordination() -> Any:
     """Return the state of `jax.distributed.initialize`: its `client`, None before, and `coordinator_address`."""
     return importlib.import_module("jax._src.distributed").global_state

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.jax_private import without_refs
 from ir_passes.jaxpr.placement import placement_error
 
 Static = tuple[tuple[int | str, Any], ...]
@@ -79,7 +80,7 @@ class Trace:
 
     Attributes:
         name: name of the function.
-        program: program over the flattened arguments and results.
+        program: program over the flattened arguments and results, with values instead of mutable arrays.
         args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, without the static ones.
         results: the results, in the same form.
         parameters: parameters of the function.
@@ -120,7 +121,7 @@ def trace_function(
         if (unplaced := placement_error(error, dynamic, named, parameters.positional)) is not None:
             raise unplaced from error
         raise
-    return Trace(name_of(fn), program, dynamic, named, results, parameters)
+    return Trace(name_of(fn), without_refs(program), dynamic, named, results, parameters)
 
 
 def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
@@ -135,7 +136,7 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
     if isinstance(program, ir.ClosedJaxpr):
         args = tuple(map(_example, program.in_avals))
         name = getattr(program.jaxpr.debug_info, "func_name", None) or "jaxpr"
-        return Trace(name, program, args, {}, tuple(map(_example, program.out_avals)))
+        return Trace(name, without_refs(program), args, {}, tuple(map(_example, program.out_avals)))
     if not isinstance(program, jax.stages.Traced):
         raise TypeError(
             "expected a jaxpr (jax.make_jaxpr(fn)(*args)) or a traced function (jax.jit(fn).trace(*args)), got "
@@ -144,7 +145,7 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
     args, kwargs = jax.tree.map(_example, program.in_avals)
     if len(jax.tree.leaves((args, kwargs))) != len(program.jaxpr.jaxpr.invars):
         raise ValueError(f"{program.fun_name} was traced inside another trace and holds its values; trace it outside")
-    return Trace(program.fun_name, program.jaxpr, tuple(args), dict(kwargs), program.out_info)
+    return Trace(program.fun_name, without_refs(program.jaxpr), tuple(args), dict(kwargs), program.out_info)
 
 
 def name_of(fn: Any) -> str:

@@ -14,9 +14,11 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.copies import Copies, Copy, Semaphore, Semaphores
+from ir_passes.kernels import index_terms
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
+from ir_passes.kernels.copies import Copies, Copy, Key, Loop, Semaphore, Semaphores
+from ir_passes.kernels.index_terms import Term
 from ir_passes.kernels.memory import MAX_CONSTANT, MAX_UNROLLED, UnreadableKernel, uninitialized, within
-from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, StepPart
 
 
 class Ref:
@@ -30,6 +32,7 @@ class Ref:
         copies_only: True if only copies write to it.
         assumed_new: True if it is unwritten in each step by assumption, because every step writes before it reads.
         operand: True for an operand without an aliased result: it is not written.
+        written: places with computed indices that have been written.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class Ref:
         self._value, self.holes, self.private, self.part = value, holes, private, part
         self.copies_only, self.assumed_new, self.operand = copies_only, assumed_new, operand
         self._pieces: list[tuple[Places, Any]] = []
+        self.written: set[Key] = set()
 
     @property
     def value(self) -> Any:
@@ -78,19 +82,30 @@ class Ref:
         """Return the whole content."""
         return uninitialized(self._value.shape, self._value.dtype) if self.has_holes else self.value
 
-    def load(self, places: "Places") -> Any:
+    def load(self, places: "Places", key: Key | None = None) -> Any:
         """Return the elements at a place; anything if one is unwritten."""
-        if self.private and not self._open(places):
+        if self.private and (self._is_written(key) or not self._open(places)):
             return _read(self.value, places)
         if self.assumed_new:
             raise BlockGuessFailed(SCRATCH)
         elements = _read(self._value, places)
         return uninitialized(elements.shape, elements.dtype)
 
-    def store(self, places: "Places", new: Any, mask: Any = None) -> None:
+    def _is_written(self, key: Key | None) -> bool:
+        """Whether a place is in one that has been written."""
+        whole = [(index_terms.constant(0), size, 1) for size in self.shape]
+        return bool(key) and any(
+            len(place) == 1
+            and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], whole, strict=True))
+            for place in self.written
+        )
+
+    def store(self, places: "Places", new: Any, mask: Any = None, key: Key | None = None) -> None:
         """Write to a place, to the elements with a true mask."""
         if mask is not None:
             new = jnp.where(mask, new, _read(self.value, places))
+        elif key is not None and not all(map(_static, places)):
+            self.written.add(key)
         elif self.holes is not None and all(map(_static, places)):
             numbers = _read(np.arange(self.holes.size).reshape(self.holes.shape), places)
             self.holes = self.holes.copy()
@@ -121,7 +136,11 @@ def run_body(
     Raises:
         UnreadableKernel: no plain form.
     """
-    results = _Body(tuple(ids), tuple(grid), copies=copies).run(jaxpr, (), args)
+    body = _Body(tuple(ids), tuple(grid), copies=copies)
+    if copies is not None:
+        steps = {body.term(step): range(length) for step, length in zip(ids, grid, strict=True) if is_constant(length)}
+        copies.domains.update({term: numbers for term, numbers in steps.items() if term.constant is None})
+    results = body.run(jaxpr, (), args)
     if copies is not None:
         copies.check_none("when a step ends")
     return results
@@ -136,6 +155,8 @@ class _Body:
         producers: id of an array -> the array, its equation, the operands and the number of the result.
         copies: the running copies; None on a machine without them.
         dead: unused variables.
+        terms: id of a value -> the value and its term.
+        counted: term of a loop's counter -> term of its end, the first counter and the last one.
     """
 
     ids: tuple[Any, ...]
@@ -143,6 +164,8 @@ class _Body:
     producers: dict[int, tuple[Any, ir.JaxprEqn, list[Any], int]] = field(default_factory=dict)
     copies: Copies | None = None
     dead: set[Any] = field(default_factory=set)
+    terms: dict[int, tuple[Any, Term]] = field(default_factory=dict)
+    counted: dict[Term, tuple[Term, Any, Any]] = field(default_factory=dict)
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -195,6 +218,32 @@ class _Body:
             results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
             return np.asarray(results[number] if eqn.primitive.multiple_results else results)
 
+    def term(self, value: Any) -> Term:
+        """Return a number as a term."""
+        if is_constant(value) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iub":
+            return index_terms.constant(value)
+        if id(value) not in self.terms:
+            _, eqn, args, _ = self.producers.get(id(value), (None, None, [], 0))
+            is_operation = eqn is not None and index_terms.is_operation(eqn)
+            term = index_terms.operation(eqn, list(map(self.term, args))) if is_operation else None
+            self.terms[id(value)] = value, term or index_terms.unknown(id(value))
+        return self.terms[id(value)][1]
+
+    def _key(self, indexers: Sequence[Any]) -> Key:
+        """Return indexers as terms."""
+        places = [[_place(index) for index in getattr(indexer, "indices", ())] for indexer in indexers]
+        return tuple(tuple((self.term(place.start), place.size, place.stride) for place in part) for part in places)
+
+    def _loaded(self, eqn: ir.JaxprEqn, ref: Ref, indexers: Sequence[Any]) -> Any:
+        """Return the elements at a place; two loads of a number that is never written are equal terms."""
+        key = self._key(indexers)
+        elements = ref.load(_places(eqn, indexers), key)
+        if ref.operand and np.ndim(elements) == 0 and not is_constant(elements):
+            sizes = tuple((size, stride) for part in key for _, size, stride in part)
+            starts = [start for part in key for start, _, _ in part]
+            self.terms[id(elements)] = elements, index_terms.unknown((ref, sizes), starts)
+        return elements
+
     def _program_id(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         return [self.ids[eqn.params["axis"]]]
 
@@ -222,7 +271,7 @@ class _Body:
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         ref, *indexers = args
-        return [ref.load(_places(eqn, self._within(ref, jax.tree.unflatten(eqn.params["tree"], indexers))))]
+        return [self._loaded(eqn, ref, self._within(ref, jax.tree.unflatten(eqn.params["tree"], indexers)))]
 
     def _swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         ref, new, *indexers = args
@@ -230,8 +279,8 @@ class _Body:
 
     def _addupdate(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         ref, new, *indexers = args
-        place = _places(eqn, self._within(ref, jax.tree.unflatten(eqn.params["tree"], indexers), True))
-        ref.store(place, lax.add(ref.load(place), new))
+        indexers = self._within(ref, jax.tree.unflatten(eqn.params["tree"], indexers), True)
+        ref.store(_places(eqn, indexers), lax.add(self._loaded(eqn, ref, indexers), new), None, self._key(indexers))
         return []
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
@@ -240,7 +289,7 @@ class _Body:
         box = self._box(indexers, mask, ir.shape_of(eqn.outvars[0]))
         if box is not None:
             return [box.padded(ref.load(box.places), mask, other)]
-        elements = ref.load(_places(eqn, indexers))
+        elements = self._loaded(eqn, ref, indexers)
         if mask is not None:
             other = uninitialized(elements.shape, elements.dtype) if other is None else other
             elements = jnp.where(mask, elements, other)
@@ -257,9 +306,9 @@ class _Body:
         return self._exchanged(eqn, ref, indexers, new, mask)
 
     def _exchanged(self, eqn: ir.JaxprEqn, ref: Ref, indexers: Sequence[Any], new: Any, mask: Any = None) -> list[Any]:
-        places = _places(eqn, indexers)
-        old = None if eqn.outvars[0] in self.dead else ref.load(places)
-        ref.store(places, new, mask)
+        places, key = _places(eqn, indexers), self._key(indexers)
+        old = None if eqn.outvars[0] in self.dead else ref.load(places, key)
+        ref.store(places, new, mask, key)
         return [old]
 
     def _within(self, ref: Ref, indexers: Sequence[Any], writes: bool = False, copies: bool = False) -> Sequence[Any]:
@@ -268,13 +317,17 @@ class _Body:
         Raises:
             BlockGuessFailed: another place of the array.
         """
-        if self.copies is not None:
-            self.copies.check(ref, writes)
         if writes and ref.copies_only and not copies:
             raise UnreadableKernel("a store to memory that only copies reach")
         if writes and ref.operand:
             raise UnreadableKernel("a store to an operand whose memory no result takes")
-        part = ref.part
+        indexers = self._in_part(ref.part, indexers)
+        if self.copies is not None:
+            self.copies.check(ref, self._key(indexers), writes)
+        return indexers
+
+    def _in_part(self, part: StepPart | None, indexers: Sequence[Any]) -> Sequence[Any]:
+        """Return indexers into a part of an array; raises like `_within`."""
         if part is None:
             return indexers
         if not indexers or getattr(indexers[0], "indices", None) is None:
@@ -349,33 +402,26 @@ class _Body:
         copies, (source, read), (target, written), semaphore = self._copied(eqn, args)
         if eqn.params.get("add"):
             raise UnreadableKernel(f"a copy that adds at {ir.source_of(eqn)}")
-        value = source.load(_places(eqn, self._within(source, read)))
-        indexers = self._within(target, written, True, copies=True)
-        copies.start(Copy(source, target, indexers, semaphore, value))
+        read = self._within(source, read)
+        value = source.load(_places(eqn, read), self._key(read))
+        written = self._within(target, written, True, copies=True)
+        copies.start(Copy(source, target, self._key(read), self._key(written), semaphore, value))
         return []
 
     def _dma_wait(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
-        copies, _, (target, written), semaphore = self._copied(eqn, args)
-        copy = copies.wait(semaphore, target)
-        if not self._same(copy.indexers, self._within(target, written, True, copies=True)):
-            raise UnreadableKernel(f"a wait for another copy than the one that was started at {ir.source_of(eqn)}")
-        places = _places(eqn, copy.indexers)
-        if copy.value.shape != _read(target.value, places).shape:
+        copies, (source, read), (target, written), semaphore = self._copied(eqn, args)
+        read, written = self._in_part(source.part, read), self._in_part(target.part, written)
+        named = Copy(source, target, self._key(read), self._key(written), semaphore, None)
+        copy = copies.wait(named)
+        value, places = copy.value, _places(eqn, self._within(target, written, True, copies=True))
+        if value is None:
+            if not copies.are_same(copy, named, ("read",)):
+                raise UnreadableKernel(f"a wait for a copy of another source at {ir.source_of(eqn)}")
+            value = source.load(_places(eqn, self._within(source, read)), named.read)
+        if value.shape != _read(target.value, places).shape:
             raise UnreadableKernel(f"a copy into another shape at {ir.source_of(eqn)}")
-        target.store(places, copy.value)
+        target.store(places, value, None, named.written)
         return []
-
-    def _same(self, first: Sequence[Any], second: Sequence[Any]) -> bool:
-        """Whether indexers are known to be equal."""
-        if len(first) != len(second):
-            return False
-        pairs = [
-            (self._index(a), self._index(b))
-            for x, y in zip(first, second, strict=True)
-            for a, b in zip(x.indices, y.indices, strict=True)
-        ]
-        starts = all(a.start is b.start or (is_constant(a.start) and np.all(a.start == b.start)) for a, b in pairs)
-        return starts and all((a.size, a.stride) == (b.size, b.stride) for a, b in pairs)
 
     def _copied(self, eqn: ir.JaxprEqn, args: list[Any]) -> tuple[Copies, Any, Any, Any]:
         """Return copies, source, target and semaphore; source and target with indexers."""
@@ -384,10 +430,17 @@ class _Body:
             place = "another device" if device is not None else "a machine that is not said to be a TPU"
             raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a copy to or on {place}")
         (semaphores, indexers), sides = _split_ref(semaphore), (_split_ref(source), _split_ref(target))
-        numbers = [self.constant(number) for index in indexers for number in getattr(index, "indices", ())]
-        if len(indexers) > 1 or not all(is_constant(number) and np.ndim(number) == 0 for number in numbers):
-            raise UnreadableKernel(f"{eqn.primitive.name} at {ir.source_of(eqn)}: a semaphore whose index is computed")
-        return self.copies, *sides, Semaphore(semaphores, tuple(map(int, numbers)))
+        places = [_place(index) for indexer in indexers for index in getattr(indexer, "indices", ())]
+        index = tuple(self.term(place.start) for place in places)
+        domains, shape = self.copies.domains, semaphores.shape
+        is_bounded = self.copies.missing is not None or all(
+            index_terms.in_bounds(term, size, domains) for term, size in zip(index, shape, strict=False)
+        )
+        if len(index) != len(shape) or any(place.size not in (None, 1) for place in places) or not is_bounded:
+            raise UnreadableKernel(
+                f"{eqn.primitive.name} at {ir.source_of(eqn)}: a semaphore whose index is not shown to be in bounds"
+            )
+        return self.copies, *sides, Semaphore(semaphores, index)
 
     def _run_scoped(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         if eqn.params.get("collective_axes"):
@@ -407,21 +460,43 @@ class _Body:
             return self.run(only.jaxpr, only.consts, operands)
         memory = _Memory.of(operands)
         holes_after: list[Any] = []
-        self._check_copies(eqn)
+        copies, test = self.copies or Copies(), self.term(predicate)
+        before, taken = list(copies.running), [copies.fact(test, k, len(branches)) for k in range(len(branches))]
+        ends: dict[int, list[Copy]] = {}
 
-        def branch(program: Any) -> Callable[..., Any]:
+        def branch(k: int, program: Any) -> Callable[..., Any]:
             def run(contents: list[Any]) -> Any:
-                with memory.holding(contents):
-                    results = self.run(program.jaxpr, program.consts, operands)
-                    self._check_copies(eqn)
+                copies.running = list(before)
+                with memory.holding(contents), copies.known(taken[k]):
+                    results = self.run(program.jaxpr, program.consts, self._before_last(operands, taken[k]))
+                    ends[k] = list(copies.running)
                     holes_after.append(memory.holes())
                     return results, memory.contents()
 
             return run
 
-        results, contents = lax.switch(predicate, [branch(program) for program in branches], memory.contents())
+        programs = [branch(k, program) for k, program in enumerate(branches)]
+        results, contents = lax.switch(predicate, programs, memory.contents())
+        copies.joined(before, [ends[k] for k in range(len(branches))], taken)
         memory.set(contents, [union(*holes) for holes in zip(*holes_after, strict=True)])
         return results
+
+    def _before_last(self, operands: Sequence[Any], taken: Any) -> list[Any]:
+        """State the bounds of a loop's counter in a branch that is taken before the last iteration alone."""
+        (pair, branch, branches), stated = taken, list(operands)
+        for counter, (end, begin, last) in self.counted.items():
+            if (pair, branch, branches) != ((counter, end, 1), 1, 2):
+                continue
+            for k, value in enumerate(operands):
+                if isinstance(value, Ref | Semaphores) or is_constant(value) or np.ndim(value):
+                    continue
+                term = self.term(value)
+                number, by = index_terms.without_constant(term)
+                if number == counter and value.dtype == begin.dtype:
+                    more, least = np.asarray(by, value.dtype), np.asarray(by - 1, value.dtype)
+                    stated[k] = lax.max(lax.min(value, lax.add(last, least)), lax.add(begin, more))
+                    self.terms[id(stated[k])] = stated[k], term
+        return stated
 
     def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         """Run a scan; references of its body are carried as arrays."""
@@ -432,21 +507,20 @@ class _Body:
         memory = _Memory.of(consts)
         if any(isinstance(value, Ref) for value in (*carry, *xs)):
             raise UnreadableKernel(f"a loop that carries references at {line}")
-        unrolls = any(ref.has_holes for ref in memory.refs) or any(
-            inner.primitive.name in ("masked_load", "masked_swap") for inner in ir.all_eqns(body.jaxpr)
-        )
+        names = {inner.primitive.name for inner in ir.all_eqns(body.jaxpr)}
+        unrolls = any(ref.has_holes for ref in memory.refs) or bool(names & {"masked_load", "masked_swap", *_COPYING})
         if length <= MAX_UNROLLED and unrolls and not xs and num_carry == len(eqn.outvars):
             for _ in range(length):
                 carry = self.run(body.jaxpr, body.consts, [*consts, *carry])
             return list(carry)
         holes_after: list[Any] = []
-        self._check_copies(eqn)
+        running = self._running(eqn)
 
         def step(state: Any, x: Any) -> Any:
             contents, values = state
             with memory.holding(contents):
                 results = self.run(body.jaxpr, body.consts, [*consts, *values, *x])
-                self._check_copies(eqn)
+                self._check_running(running, eqn)
                 holes_after.append(memory.holes())
                 return (memory.contents(), results[:num_carry]), results[num_carry:]
 
@@ -455,10 +529,14 @@ class _Body:
         memory.set(contents, holes_after[-1] if length else memory.holes())
         return [*values, *ys]
 
-    def _check_copies(self, eqn: ir.JaxprEqn) -> None:
-        """Raise UnreadableKernel if a copy is running around a loop or branch."""
-        if self.copies is not None:
-            self.copies.check_none(f"at a loop or branch at {ir.source_of(eqn)}")
+    def _running(self, eqn: ir.JaxprEqn) -> list[Copy]:
+        """Return the copies that run around a loop."""
+        return [] if self.copies is None else list(self.copies.running)
+
+    def _check_running(self, running: list[Copy], eqn: ir.JaxprEqn) -> None:
+        """Raise UnreadableKernel if an iteration has started or waited for a copy."""
+        if self.copies is not None and self.copies.running != running:
+            raise UnreadableKernel(f"a copy is under way at the end of an iteration at {ir.source_of(eqn)}")
 
     def _while(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         """Run a while loop; references of its body are carried as arrays."""
@@ -470,30 +548,76 @@ class _Body:
         if any(isinstance(value, Ref) for value in carry):
             raise UnreadableKernel(f"a loop that carries references at {ir.source_of(eqn)}")
         memory = _Memory.of([*outer, *inner])
-        self._check_copies(eqn)
+        names = {inner.primitive.name for inner in ir.all_eqns(body.jaxpr)}
+        copies = self.copies if self.copies is not None and names & set(_COPYING) else None
+        first = memory.contents(), _arrays(carry, body.jaxpr.invars[num_body:])
+        counted = _counted(condition.jaxpr, num_condition, body.jaxpr, num_body)
+        is_unchanged = [out is var for out, var in zip(body.jaxpr.outvars, body.jaxpr.invars[num_body:], strict=True)]
+        here = object()
+        numbers = [index_terms.unknown((here, k)) for k in range(len(carry))]
+        terms = [self.term(value) if is_unchanged[k] else numbers[k] for k, value in enumerate(carry)]
+        loop = Loop(copies or Copies(), numbers, list(map(self.term, carry)))
+        running = self._running(eqn)
 
         def goes_on(state: Any) -> Any:
             contents, values = state
             with memory.holding(contents):
                 return self.run(condition.jaxpr, condition.consts, [*outer, *values])[0]
 
-        def step(state: Any) -> Any:
-            contents, values = state
+        def iteration(values: list[Any]) -> list[Any]:
             if counted is not None:  # state the bounds of the counter in every iteration
                 number, end = counted
                 begin = first[1][number]
                 last = lax.sub(lax.max(first[1][end], begin), np.ones((), begin.dtype))
                 values = [*values[:number], lax.max(lax.min(values[number], last), begin), *values[number + 1 :]]
+                self.counted[numbers[number]] = terms[end], begin, last
+            for k, term in enumerate(terms):
+                if term in loop.copies.domains and not isinstance(loop.copies.domains[term], range):
+                    limits = (limit(loop.copies.domains[term]) for limit in (min, max))
+                    low, high = (np.asarray(limit, values[k].dtype) for limit in limits)
+                    values = [*values[:k], lax.max(lax.min(values[k], high), low), *values[k + 1 :]]
+                self.terms[id(values[k])] = values[k], term
+            return self.run(body.jaxpr, body.consts, [*inner, *values])
+
+        def looked_through(state: Any) -> Any:
+            contents, values = state
             with memory.holding(contents):
-                results = self.run(body.jaxpr, body.consts, [*inner, *values])
-                self._check_copies(eqn)
+                for value, term in zip(values, terms, strict=True):
+                    self.terms[id(value)] = value, term
+                loop.test = self.term(self.run(condition.jaxpr, condition.consts, [*outer, *values])[0])
+                loop.following = list(map(self.term, iteration(values)))
+            return ()
+
+        def step(state: Any) -> Any:
+            contents, values = state
+            loop.begin()
+            with memory.holding(contents), loop.copies.known(*([loop.copies.fact(loop.test)] if loop.test else [])):
+                results = iteration(values)
+                if copies is None:
+                    self._check_running(running, eqn)
+                else:
+                    loop.end()
                 return memory.contents(), results
 
-        first = memory.contents(), _arrays(carry, body.jaxpr.invars[num_body:])
-        counted = _counted(condition.jaxpr, num_condition, body.jaxpr, num_body)
+        if copies is None:
+            loop.others = running
+        else:
+            with loop.looked_through():
+                jax.eval_shape(looked_through, first)
+            for k, (number, *pair) in enumerate(zip(numbers, loop.first, loop.following, strict=True)):
+                values = index_terms.domain(number, *pair)
+                if counted is not None and k == counted[0] and pair[0].constant is not None:
+                    values = range(pair[0].constant, int(jnp.iinfo(first[1][k].dtype).max))  # below the end
+                copies.domains.update({number: values} if values else {})
+            loop.enter()
+            loop.begin()
         contents, values = lax.while_loop(goes_on, step, first)
+        loop.leave()
         memory.set(contents, memory.holes())
         return list(values)
+
+
+_COPYING = ("dma_start", "dma_wait")
 
 
 def _counted(condition: Any, num_condition: int, body: Any, num_body: int) -> tuple[int, int] | None:
@@ -541,10 +665,12 @@ class _Memory:
     @contextmanager
     def holding(self, contents: Sequence[Any]) -> Iterator[None]:
         """Run a block with other contents; undo its writes."""
-        contents_outside, holes = self.contents(), self.holes()
+        contents_outside, holes, written = self.contents(), self.holes(), [set(ref.written) for ref in self.refs]
         self.set(contents, holes)
         yield
         self.set(contents_outside, holes)
+        for ref, places in zip(self.refs, written, strict=True):
+            ref.written = places
 
 
 def union(*holes: np.ndarray | None) -> np.ndarray | None:

@@ -1,13 +1,30 @@
 """Asynchronous copies (DMA) between memories of one TPU core, from their start to a wait.
 
-A copy can be read if the stretch of the program that starts it also waits for it, and in between no operation touches
-its target or writes to its source. Copies to other devices are not read.
+A running copy may write its target at any time, and signals its end at a semaphore. A copy has the plain form of a
+write at the wait for it if three things are shown:
+
+* The wait is for this copy: only one copy that runs has its semaphore, and the wait names the same place of the target.
+* In between, nothing touches the target's place, and nothing writes to the source's place. So the source holds at the
+  wait what it held at the start.
+* The copy runs whenever the wait is reached: it was started under the same conditions.
+
+Places and semaphores are compared as terms (`index_terms`). A loop that waits for copies of the iteration before is
+read by induction: each iteration begins with the copies that it waits for, as terms of the values that the loop carries
+(`Loop`). Copies to other devices are not read.
 """
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from ir_passes.kernels.index_terms import Term, comparison, equal, numbers_of, without_constant
 from ir_passes.kernels.memory import UnreadableKernel
+
+Key = tuple[tuple[tuple[Term, int | None, int], ...], ...]
+"""Indexers of a place: start, size and stride along each dimension."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +39,11 @@ class Semaphore:
     """One semaphore of an array."""
 
     array: Semaphores
-    index: tuple[int, ...]
+    index: tuple[Term, ...]
+
+    def place(self) -> tuple[Any, Key]:
+        """Return the semaphore as a place of its array."""
+        return self.array, (tuple((term, None, 1) for term in self.index),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,54 +52,237 @@ class Copy:
 
     Attributes:
         source, target: references.
-        indexers: of the place in the target.
+        read, written: places in the source and in the target.
         semaphore: signals the end.
-        value: the copied array.
+        value: the copied array; None if the copy was started in another iteration or branch.
+        conditions: it runs only if all of these hold, as in `Copies.facts`.
     """
 
     source: Any
     target: Any
-    indexers: Any
+    read: Key
+    written: Key
     semaphore: Semaphore
     value: Any
+    conditions: frozenset[Hashable] = frozenset()
+
+    def substituted(self, terms: Mapping[Term, Term]) -> "Copy":
+        """Return the copy with terms instead of unknown numbers."""
+        index = tuple(term.substituted(terms) for term in self.semaphore.index)
+        read, written = (
+            tuple(tuple((start.substituted(terms), *rest) for start, *rest in indexer) for indexer in key)
+            for key in (self.read, self.written)
+        )
+        return replace(self, read=read, written=written, semaphore=replace(self.semaphore, index=index))
 
 
+@dataclass
 class Copies:
-    """The running copies of a program."""
+    """The running copies of a program.
 
-    def __init__(self) -> None:
-        self.running: list[Copy] = []
+    Attributes:
+        running: the copies.
+        domains: unknown number -> all of its values.
+        facts: what holds here: the conditions of the branches and loops around.
+        missing: while a loop is looked through, copies that it waits for and does not start; else None.
+    """
+
+    running: list[Copy] = field(default_factory=list)
+    domains: dict[Term, Sequence[int]] = field(default_factory=dict)
+    facts: frozenset[Hashable] = frozenset()
+    missing: list[Copy] | None = None
 
     def start(self, copy: Copy) -> None:
         """Start a copy.
 
         Raises:
-            UnreadableKernel: another running copy has its semaphore, or touches its memory.
+            UnreadableKernel: another running copy may have its semaphore.
         """
-        if any(other.semaphore == copy.semaphore for other in self.running):
+        if self.missing is None and any(not self._apart(copy, other) for other in self.running):
             raise UnreadableKernel("two copies under way tell their end at one semaphore")
-        self.check(copy.source, writes=False)
-        self.check(copy.target, writes=True)
         self.running.append(copy)
 
-    def wait(self, semaphore: Semaphore, target: Any) -> Copy:
-        """End a copy, and return it.
+    def _apart(self, first: Copy, second: Copy) -> bool:
+        """True if two copies have different semaphores."""
+        return not self._meet(*first.semaphore.place(), *second.semaphore.place())
+
+    def wait(self, copy: Copy) -> Copy:
+        """End the copy that a wait describes, and return it.
 
         Raises:
-            UnreadableKernel: no such copy was started in this stretch of the program.
+            UnreadableKernel: no such copy is known to run, or another copy may have its semaphore.
         """
-        copies = [copy for copy in self.running if copy.semaphore == semaphore]
-        if len(copies) != 1 or copies[0].target is not target:
-            raise UnreadableKernel("a wait for a copy that is not started in the same stretch of the program")
+        copies = [other for other in self.running if not self._apart(copy, other)]
+        same = [other for other in copies if self.are_same(copy, other, ("written", "semaphore"))]
+        if self.missing is not None and len(same) != 1:
+            self.missing.append(copy)
+            return copy
+        copies = same if self.missing is not None else copies
+        if len(copies) != 1 or same != copies or (self.missing is None and not copies[0].conditions <= self.facts):
+            raise UnreadableKernel("a wait for a copy that is not known to have been started, and to run alone")
         self.running.remove(copies[0])
         return copies[0]
 
-    def check(self, ref: Any, writes: bool) -> None:
-        """Raise UnreadableKernel if an access conflicts with a running copy."""
-        if any(copy.target is ref or (writes and copy.source is ref) for copy in self.running):
+    def are_same(self, first: Copy, second: Copy, places: Sequence[str] = ("read", "written", "semaphore")) -> bool:
+        """True if two copies have the same places."""
+        pairs = {
+            "read": ((first.source, first.read), (second.source, second.read)),
+            "written": ((first.target, first.written), (second.target, second.written)),
+            "semaphore": (first.semaphore.place(), second.semaphore.place()),
+        }
+        return all(a[0] is b[0] and self._equal(a[1], b[1]) for a, b in (pairs[name] for name in places))
+
+    def _equal(self, first: Key, second: Key) -> bool:
+        if [[rest for _, *rest in indexer] for indexer in first] != [[rest for _, *rest in x] for x in second]:
+            return False
+        starts = [(a[0], b[0]) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)]
+        return all(equal(a, b, self.domains) for a, b in starts)
+
+    def _meet(self, ref: Any, key: Key, other: Any, other_key: Key) -> bool:
+        """True if two places may have an element in common."""
+        if ref is not other:
+            return False
+        for (start, size, stride), (other_start, other_size, other_stride) in zip(
+            (key or ((),))[0], (other_key or ((),))[0], strict=False
+        ):
+            numbers = numbers_of((start, other_start), self.domains)
+            if numbers is None:
+                continue
+            ends = [
+                first + ((length or 1) - 1) * step
+                for first, length, step in zip(numbers, (size, other_size), (stride, other_stride), strict=True)
+            ]
+            if np.all((ends[0] < numbers[1]) | (ends[1] < numbers[0])):
+                return False
+        return True
+
+    def check(self, ref: Any, key: Key, writes: bool) -> None:
+        """Raise UnreadableKernel if an access may conflict with a running copy."""
+        if self.missing is not None:
+            return
+        if any(
+            self._meet(copy.target, copy.written, ref, key) or (writes and self._meet(copy.source, copy.read, ref, key))
+            for copy in self.running
+        ):
             raise UnreadableKernel("memory is touched while a copy to or from it is under way")
 
     def check_none(self, where: str) -> None:
         """Raise UnreadableKernel if a copy is running."""
         if self.running:
             raise UnreadableKernel(f"a copy is under way {where}")
+
+    def fact(self, condition: Term, branch: int = 1, branches: int = 2) -> Hashable:
+        """Return the fact that a branch is taken, or that the condition of a loop is true.
+
+        Conditions x + 1 < y and x < y - 1 are one fact where x < y is known, as neither sum wraps there.
+        """
+        pair = comparison(condition)
+        if pair is None:
+            return condition, branch, branches
+        (x, more), (y, less) = map(without_constant, pair)
+        if more - less == 1 and 0 in (more, less) and ((x, y, 0), 1, 2) in self.facts:
+            return (x, y, 1), branch, branches
+        return (*pair, 0), branch, branches
+
+    @contextmanager
+    def known(self, *facts: Hashable) -> Iterator[None]:
+        """Run a block where these facts hold."""
+        outer = self.facts
+        self.facts = outer.union(facts)
+        yield
+        self.facts = outer
+
+    def joined(self, before: Sequence[Copy], ends: Sequence[Sequence[Copy]], facts: Sequence[Hashable]) -> None:
+        """Set the copies that run after branches.
+
+        Args:
+            before: the copies before the branches.
+            ends: the copies at the end of each branch.
+            facts: the fact that each branch is taken.
+
+        Raises:
+            UnreadableKernel: only some branches wait for a copy.
+        """
+        still = [[copy for copy in before if copy in end] for end in ends]
+        if any(copies != still[0] for copies in still):
+            raise UnreadableKernel("one branch waits for a copy and another does not")
+        started = [
+            replace(copy, value=None, conditions=copy.conditions | {taken})
+            for end, taken in zip(ends, facts, strict=True)
+            for copy in end
+            if copy not in before
+        ]
+        self.running = [*still[0], *started]
+
+
+@dataclass
+class Loop:
+    """A loop that waits for copies of the iteration before.
+
+    Let H(c) be the copies that an iteration waits for and does not start, as terms of the carried values c. Every
+    iteration begins with H(c) and copies of outside the loop, by induction:
+
+    * H(first values) runs before the loop, if the loop runs at all.
+    * An iteration that begins with H(c) ends with H(c'), c' the next values, if another iteration follows.
+
+    After the last iteration none of these copies runs: each runs only if another iteration follows.
+
+    Attributes:
+        copies: of the kernel.
+        numbers: unknown numbers for the carried values.
+        first, following: their terms before the loop, and after an iteration.
+        test: term of the condition for another iteration.
+        needed: H.
+        others: copies from outside that run all the time.
+    """
+
+    copies: Copies
+    numbers: Sequence[Term]
+    first: Sequence[Term] = ()
+    following: Sequence[Term] = ()
+    test: Term | None = None
+    needed: list[Copy] = field(default_factory=list)
+    others: list[Copy] = field(default_factory=list)
+
+    @contextmanager
+    def looked_through(self) -> Iterator[None]:
+        """Run a block with one iteration, to find the copies that it needs."""
+        copies, running, missing = self.copies, self.copies.running, self.copies.missing
+        copies.running, copies.missing = [], []
+        yield
+        self.needed, copies.running, copies.missing = copies.missing, running, missing
+
+    def enter(self) -> None:
+        """Check the copies before the loop."""
+        self.others = self._rest(self.copies.running, self.first)
+
+    def begin(self) -> None:
+        """Set the copies at the start of an iteration."""
+        self.copies.running = [*self.others, *self.needed]
+
+    def end(self) -> None:
+        """Check the copies at the end of an iteration."""
+        if self._rest(self.copies.running, self.following) != self.others:
+            raise UnreadableKernel("copies are under way at the end of an iteration, which the next does not wait for")
+
+    def leave(self) -> None:
+        """Set the copies after the loop."""
+        self.copies.running = list(self.others)
+
+    def _rest(self, running: Sequence[Copy], values: Sequence[Term]) -> list[Copy]:
+        """Return running copies without those that an iteration with these carried values needs.
+
+        Raises:
+            UnreadableKernel: a needed copy is not running, or runs without a following iteration.
+        """
+        terms, rest = dict(zip(self.numbers, values, strict=True)), list(running)
+        assert self.test is not None
+        test = self.test.substituted(terms)
+        conditions = frozenset() if test.constant == 1 else frozenset({self.copies.fact(test)})
+        for copy in self.needed:
+            needed = copy.substituted(terms)
+            same = [other for other in rest if self.copies.are_same(needed, other)]
+            if len(same) != 1 or same[0].conditions - self.copies.facts != conditions - self.copies.facts:
+                raise UnreadableKernel("an iteration waits for a copy that is not known to have been started before")
+            rest.remove(same[0])
+        return rest

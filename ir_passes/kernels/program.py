@@ -16,7 +16,7 @@ interpret mode:
   memory depend on them.
 * On a TPU the last block along a dimension may reach beyond the array: loads there give foreign memory
   (`memory.padded`), stores are dropped.
-* Each step of a kernel may work on one part of an array that the kernel takes whole (`own_blocks`).
+* Each step of a kernel may work on one part of an array that the kernel takes whole (`guesses`).
 
 More than 300 lines: the loops are one recursion.
 """
@@ -30,11 +30,10 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.blocks import Blocks
+from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, guesses, step_part
 from ir_passes.kernels.body import Ref, memory_for, memory_of, run_body, union
 from ir_passes.kernels.copies import Copies
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
-from ir_passes.kernels.own_blocks import SCRATCH, BlockGuessFailed, guesses, step_part
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:

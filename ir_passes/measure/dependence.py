@@ -11,15 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.contract import (
-    Bound,
-    BoundContract,
-    ContractFault,
-    Lane,
-    PageTable,
-    Pool,
-    SlotMap,
-)
+from ir_passes.contract.contract import Bound, BoundContract, ContractFault, Lane, PageTable, Pool, SlotMap
 from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 
 
@@ -28,7 +20,7 @@ class Dependence:
     """The measured dependence of lanes on lanes.
 
     Attributes:
-        changed: [lane out][lane in], whether a result or a row of the first has changed with the second.
+        changed: matrix of lanes; entry `[i][j]` is True if a result or a row of lane i changed with lane j.
     """
 
     changed: tuple[tuple[bool, ...], ...]

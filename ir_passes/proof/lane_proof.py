@@ -85,7 +85,9 @@ def prove_isolation(
         fn: the step; it is traced, not run.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         contract: the contract of the step.
-        kwargs, static_argnums, static_argnames: as for `compile_step`.
+        kwargs: arguments that are passed by name.
+        static_argnums: positions of static arguments, as for `compile_step`.
+        static_argnames: names of static arguments.
 
     Raises:
         ContractError: the contract does not fit the function.

@@ -3,8 +3,7 @@
 Imports `proof`, `scratch`, `contract` and `jaxpr`. Begin with `graph` (input and output of a pass) and `pipeline`.
 """
 
-from ir_passes.rewrites.drop_dead import DropDead
-from ir_passes.rewrites.graph import Pass
+from ir_passes.rewrites.graph import DropDead, Pass
 from ir_passes.rewrites.rebatch import Rebatch
 
 DEFAULT_PASSES: tuple[Pass, ...] = (Rebatch(), DropDead())

@@ -9,9 +9,8 @@ from jax import numpy as jnp
 
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.lane_owners import Root
-from ir_passes.rewrites.pool_access import READS, Box
+from ir_passes.rewrites.pool_access import READS, Box, SlotIndex
 from ir_passes.rewrites.same_work import Different, SameWork, updates_of
-from ir_passes.rewrites.slot_entries import SlotIndex
 
 SCATTERS: dict[str, Callable[..., jax.Array]] = {
     "dynamic_update_slice": lax.scatter,

@@ -1,4 +1,4 @@
-"""The input and output of a pass: a traced step with its contract."""
+"""The input and output of a pass, a traced step with its contract; the pass that drops dead equations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,6 +6,7 @@ from typing import ClassVar, Protocol
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
+from ir_passes.scratch.liveness import bytes_of
 
 Say = Callable[[str], None]
 
@@ -46,7 +47,37 @@ class Pass(Protocol):
         """Return the rewritten graph, or `graph` itself without a change.
 
         Args:
-            graph: the step.
             say: takes short phrases for the one-line report: each change, and each refusal with its reason.
         """
         ...
+
+
+@dataclass(frozen=True)
+class DropDead:
+    """Drop dead equations, also in bodies, with their scratch.
+
+    Inputs, effects and the order of effects stay. Results are bit-identical.
+    """
+
+    name: ClassVar[str] = "drop-dead"
+    only_drops: ClassVar[bool] = True
+
+    def run(self, graph: Graph, say: Say = quiet) -> Graph:
+        """Rewrite the graph (see `Pass.run`)."""
+        live = ir.without_dead(graph.program)
+        (count, values), (live_count, live_values) = _size(graph.program), _size(live)
+        if (count, values) == (live_count, live_values):
+            return graph
+        freed = _bytes(graph.program) - _bytes(live)
+        say(f"dropped {count - live_count} dead equations and {freed} bytes of scratch")
+        return graph.with_program(live)
+
+
+def _size(program: ir.ClosedJaxpr) -> tuple[int, int]:
+    """Return the number of equations, also in bodies, and of their operands and results."""
+    eqns = list(ir.all_eqns(program.jaxpr))
+    return len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)
+
+
+def _bytes(program: ir.ClosedJaxpr) -> int:
+    return sum(bytes_of(var.aval) for eqn in program.jaxpr.eqns for var in eqn.outvars)

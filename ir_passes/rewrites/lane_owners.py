@@ -13,8 +13,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import PARTS
 from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses
-from ir_passes.rewrites.slot_entries import SlotIndex
+from ir_passes.rewrites.pool_access import READS, WRITES, Box, PoolAccesses, SlotIndex
 
 # Equations that select a part of an array and compute nothing.
 SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}

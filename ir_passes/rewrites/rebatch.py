@@ -1,8 +1,10 @@
-"""Batch a loop over sequences: compute the same work of all lanes together."""
+"""Batch a loop over sequences: compute the same work of all lanes together, in an order that keeps pools."""
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from typing import ClassVar
 
@@ -13,11 +15,9 @@ from jax import numpy as jnp
 from ir_passes.jaxpr import ir
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.rewrites.lane_order import check_batchable, written_pools
 from ir_passes.rewrites.lane_owners import SELECTING, LaneOwners
-from ir_passes.rewrites.pool_access import PoolAccesses, pool_names
-from ir_passes.rewrites.same_work import Different, SameWork
-from ir_passes.rewrites.schedule import schedule
+from ir_passes.rewrites.pool_access import WRITES, PoolAccesses, pool_names
+from ir_passes.rewrites.same_work import Different, SameWork, check_batchable, written_pools
 
 MAX_ALIGNMENTS = 3
 
@@ -195,3 +195,49 @@ def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.V
 def _joined(eqn: ir.JaxprEqn, value: jax.Array) -> jax.Array:
     axis = eqn.params["axis" if eqn.primitive.name == "stack" else "dimension"]
     return lax.reshape(jnp.moveaxis(value, 0, axis), ir.shape_of(eqn.outvars[0]))
+
+
+def schedule(eqns: Sequence[ir.JaxprEqn], versions: set[ir.Var]) -> list[ir.JaxprEqn] | None:
+    """Return the equations in a valid order; None if there is no valid order.
+
+    Equations with effects keep their order.
+
+    Args:
+        eqns: in the preferred order.
+        versions: versions of pools. New versions are found here. All readers of a version precede its update.
+    """
+    versions = set(versions)
+    makers = {var: i for i, eqn in enumerate(eqns) for var in eqn.outvars}
+    needed: list[set[int]] = [set() for _ in eqns]
+    readers: dict[ir.Var, list[int]] = {}
+    updates: list[tuple[ir.Var, int]] = []
+    last_effect: int | None = None
+    for i, eqn in enumerate(eqns):
+        for var in ir.variables(eqn.invars):
+            if var in makers:
+                needed[i].add(makers[var])
+            if var not in versions:
+                continue
+            if eqn.primitive.name in WRITES and eqn.invars[0] is var:
+                updates.append((var, i))
+                versions.add(eqn.outvars[0])
+            else:
+                readers.setdefault(var, []).append(i)
+        if eqn.effects:
+            needed[i].update(() if last_effect is None else (last_effect,))
+            last_effect = i
+    for var, i in updates:
+        needed[i].update(readers.get(var, ()))
+    sorter = TopologicalSorter({i: sources - {i} for i, sources in enumerate(needed)})
+    try:
+        sorter.prepare()
+    except CycleError:
+        return None
+    ready, ordered = list[int](), list[ir.JaxprEqn]()
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
+        i = heapq.heappop(ready)
+        ordered.append(eqns[i])
+        sorter.done(i)
+    return ordered

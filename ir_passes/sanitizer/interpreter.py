@@ -47,7 +47,6 @@ class Interpreter:
     """One run over a step.
 
     Args:
-        lanes: N.
         judge: compares labels.
         named: the rows of each pool of pages that lanes name (`paged.Named`).
         opaque: declared operations by name.
@@ -57,11 +56,7 @@ class Interpreter:
     """
 
     def __init__(
-        self,
-        lanes: int,
-        judge: Judge,
-        named: dict[int, Any] | None = None,
-        opaque: Mapping[str, Opaque] | None = None,
+        self, lanes: int, judge: Judge, named: dict[int, Any] | None = None, opaque: Mapping[str, Opaque] | None = None
     ):
         self.lanes, self.judge, self.named, self.opaque = lanes, judge, named or {}, opaque or {}
         self.untracked: dict[Statement, None] = {}

@@ -95,7 +95,6 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
     the row is computed: computed updates are written after moved ones. A dropped update leaves its row as it is.
 
     Args:
-        eqn: the scatter.
         array: rows of the pool.
         indices: indices of the state.
         labels: labels of the update, [..., 4], with length 1 along axes where the pool's tags have length 1.

@@ -76,7 +76,8 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
     fresh = None if declared.fresh is None else jnp.asarray(values[declared.fresh])
     lengths = [jnp.asarray(values[k]) for k in lengths_of(declared)]
     active = jnp.ones(run.lanes, bool) if not lengths else lengths[0] > 0
-    lanes, results, donor_of = along(run.lanes, 0, 1), [None] * len(eqn.outvars), donors(declared)
+    lanes, donor_of = along(run.lanes, 0, 1), donors(declared)
+    results: list[Tags | None] = [None] * len(eqn.outvars)
     for k, (entry, tag) in enumerate(zip(declared.inputs, tags, strict=True)):
         if tag is None:
             continue
@@ -109,18 +110,11 @@ def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -
 
 
 def settle(
-    run: Walk,
-    where: ir.JaxprEqn | str,
-    tags: Tags | None,
-    shape: tuple[int, ...],
-    holders: Ints,
-    slots: Ints,
+    run: Walk, where: ir.JaxprEqn | str, tags: Tags | None, shape: tuple[int, ...], holders: Ints, slots: Ints
 ) -> tuple[Ints, Ints]:
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 
     Args:
-        run: the interpreter.
-        where: the write.
         tags: tags of the written values.
         shape: 1 along every axis that belongs to one row.
         holders: the lane that owns the written rows, UNKNOWN if the lane is not known.

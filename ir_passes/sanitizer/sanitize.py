@@ -21,8 +21,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.moves import rows_axis
-from ir_passes.sanitizer.packed import check_layout, token_lanes
-from ir_passes.sanitizer.paged import named_rows
+from ir_passes.sanitizer.paged import check_layout, named_rows, token_lanes
 from ir_passes.sanitizer.pools import settle
 from ir_passes.sanitizer.tags import LABEL, Tags, along, computed, constant_row, nobody, numbered
 from ir_passes.sanitizer.verdict import FIELDS, Check, Judge, LabelFault, UntrackedFault, Verdict, explain

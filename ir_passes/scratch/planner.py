@@ -8,8 +8,7 @@ from ir_passes.contract.contract import LaneContract, Opaque
 from ir_passes.contract.declared import opaque_of
 from ir_passes.jaxpr import ir
 from ir_passes.scratch.liveness import Liveness, liveness
-from ir_passes.scratch.plan import ALIGNMENT, Block, Plan
-from ir_passes.scratch.verifier import verify_plan
+from ir_passes.scratch.verifier import ALIGNMENT, Block, Plan, verify_plan
 from ir_passes.targets import Target, as_target
 
 OpaqueScratch = Callable[[ir.JaxprEqn], int]

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from ir_passes.targets.gpus import GPUS, KNOWN_KINDS, MAX_GPUS, Gpu
-from ir_passes.targets.tpus import TPUS, Tpu
+from ir_passes.targets.gpus import GPUS, KNOWN_KINDS, MAX_GPUS, TPUS, Gpu, Tpu
 
 LOCAL = "local"
 NO_TPU = {
@@ -50,6 +49,7 @@ class Target:
         memory: bytes of each device; None where unknown.
         bandwidth: bytes per second that each device can read or write in its memory; None where unknown.
         flops: dtype -> most operations per second of products of such operands on each device; empty where unknown.
+        cache: bytes of the last cache before a GPU's memory; 0 where unknown.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Target:
     memory: int | None = None
     bandwidth: int | None = None
     flops: Mapping[str, float] = field(default_factory=dict, hash=False)
+    cache: int = 0
 
     @property
     def is_local(self) -> bool:
@@ -153,8 +154,9 @@ def read_target(name: str) -> Target:
     count, platform = int(number) if colon else 1, "gpu" if base in GPUS else "tpu"
     flops = {"bfloat16": device.half, "float16": device.half, "float32": device.single}
     return Target(
-        base if count == 1 else f"{base}:{count}", platform, device.kind, count, device.memory, device.bandwidth, flops
-    )
+        base if count == 1 else f"{base}:{count}", platform, device.kind, count, device.memory, device.bandwidth, flops,
+        device.l2 if isinstance(device, Gpu) else 0,
+    )  # fmt: skip
 
 
 def local_target() -> Target:
@@ -175,6 +177,7 @@ def local_target() -> Target:
         None if figures is None else figures.memory,
         None if figures is None else figures.bandwidth,
         {} if figures is None else figures.flops,
+        0 if figures is None else figures.cache,
     )
 
 

@@ -19,8 +19,7 @@ from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
-from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
-from ir_passes.xla_audit.neighbours import Neighbours, neighbours
+from ir_passes.xla_audit.memory import Neighbours, misplaced, neighbours, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL, PoolCopy, whole_pools
 from ir_passes.xla_audit.pool_copies import findings as pool_findings
 from ir_passes.xla_audit.pools import io_aliases
@@ -157,7 +156,7 @@ def audit_executable(
     ]
     return AuditReport(
         tuple(findings),
-        tuple(pool.as_copy(executable) for pool in pools if pool.copied),
+        tuple(pool for pool in pools if pool.copied),
         tuple(schedule),
         neighbours(executable, live),
         len(live.values),

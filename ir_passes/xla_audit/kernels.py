@@ -4,8 +4,8 @@ Compilers of accelerators do not expose XLA's cost analysis. This analysis count
 scheduled operation. If a fusion reads an operand through slices or gathers, or updates a result in place, only the rows
 that are read or written count. An operand counts even if an earlier operation has left it in a cache of the device.
 Values that a TPU's program keeps in the memory on the chip do not count: the buffer assignment names them. A Pallas
-kernel for GPUs reads the bytes that its metadata declares, or without metadata each operand once. Arithmetic counts
-products and convolutions only.
+kernel for GPUs reads the bytes that its metadata declares, or without metadata each operand once; reports on targets
+count its loads (`ir_passes.kernels.reads`). Arithmetic counts products and convolutions only.
 """
 
 import re
@@ -58,6 +58,7 @@ class ScheduledKernel:
         times: runs in one call of the step, or in one iteration of a loop with a data-dependent trip count.
         loop: JAX's name of the outermost such loop around it, "" if XLA has no name for it; None outside such loops.
         pools: paths of the pools that it reads or writes.
+        shapes: of the operands of a Pallas kernel for GPUs; else empty.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ScheduledKernel:
     times: int
     loop: str | None
     pools: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def by_data(self) -> bool:
@@ -123,7 +125,6 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     """Return the operations of an executable.
 
     Args:
-        compiled: the executable.
         dump: its HloProto, of one that does not give out its buffer assignment; without either no pools are named.
         bound: the contract of its step.
 
@@ -213,6 +214,7 @@ class _ScheduleWalk:
         return ScheduledKernel(
             instruction.name, kind, instruction.op_name, instruction.source, read, written, flops,
             dtypes[0] if dtypes else "", times, loop, tuple(sorted(touched)),
+            tuple(operand.array.dims for operand in operands) if instruction.target == TRITON else (),
         )  # fmt: skip
 
     def _on_chip(self, instruction: int, index: Index) -> bool:

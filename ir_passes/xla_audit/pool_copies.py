@@ -35,40 +35,15 @@ REMEDY_CONVERTED = (
 
 @dataclass(frozen=True)
 class PoolCopy:
-    """A copy of a whole pool.
-
-    Attributes:
-        instruction: name of the instruction that copies.
-        pools: paths of the copied pools.
-        bytes: number of bytes written by each run of the instruction.
-        op_name, source: JAX's name and source line of the operation that XLA compiled to this instruction.
-        looped: the instruction runs inside a loop, possibly many times.
-    """
-
-    instruction: str
-    pools: tuple[str, ...]
-    bytes: int
-    op_name: str
-    source: str
-    looped: bool
-
-    def __str__(self) -> str:
-        frequency = " in every iteration" if self.looped else ""
-        return (
-            f"{self.bytes} bytes{frequency} by %{self.instruction}, for {self.op_name or 'no operation'}, {self.source}"
-        )
-
-
-@dataclass(frozen=True)
-class WholePool:
-    """A value outside a pool's bytes with at least all rows except one.
+    """A value outside a pool's bytes with at least all rows except one: a copy, or a rebuilt pool.
 
     Attributes:
         pools: paths of the pools.
         type: type of the pools on one device, as XLA prints it.
         copied: the elements are copied, perhaps back into the pool's bytes; otherwise they are computed.
         converted: the elements are converted from or to another dtype.
-        looped: an instruction inside a loop writes the value.
+        looped: the instruction runs inside a loop, possibly many times.
+        op_name, source: JAX's name and source line of the operation that XLA compiled to the instruction.
     """
 
     value: LiveValue
@@ -77,20 +52,26 @@ class WholePool:
     copied: bool
     converted: bool
     looped: bool
+    op_name: str
+    source: str
 
-    def as_copy(self, executable: Executable) -> PoolCopy:
-        """Return the copy for the report."""
-        instruction = self.value.instruction
-        return PoolCopy(
-            instruction.name,
-            self.pools,
-            self.value.array.padded_bytes,
-            *origin(instruction, executable.module),
-            self.looped,
-        )
+    @property
+    def instruction(self) -> str:
+        """Name of the instruction that writes the value."""
+        return self.value.instruction.name
+
+    @property
+    def bytes(self) -> int:
+        """Number of bytes written by each run of the instruction."""
+        return self.value.array.padded_bytes
+
+    def __str__(self) -> str:
+        frequency = " in every iteration" if self.looped else ""
+        operation = self.op_name or "no operation"
+        return f"{self.bytes} bytes{frequency} by %{self.instruction}, for {operation}, {self.source}"
 
 
-def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[WholePool]:
+def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) -> list[PoolCopy]:
     """Return the values that copy or rebuild a whole pool, in order of execution.
 
     If a pool has one row per lane and no slot map, or one row on each device, the step computes every row. The new rows
@@ -107,21 +88,16 @@ def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) 
             if copied or check.is_rebuilt(position):
                 key = position, copied, str(pool.array)
                 copies.setdefault(key, ([], check.is_converted(position)))[0].append(bound.inputs[i].path)
-    return [
-        WholePool(
-            live.values[position],
-            tuple(paths),
-            type,
-            copied,
-            converted,
-            live.values[position].instruction.id in live.looped,
-        )
-        for (position, copied, type), (paths, converted) in sorted(copies.items())
-    ]
+    found = []
+    for (position, copied, type), (paths, converted) in sorted(copies.items()):
+        value = live.values[position]
+        looped, names = value.instruction.id in live.looped, origin(value.instruction, executable.module)
+        found.append(PoolCopy(value, tuple(paths), type, copied, converted, looped, *names))
+    return found
 
 
 def findings(
-    pools: Sequence[WholePool],
+    pools: Sequence[PoolCopy],
     executable: Executable,
     bound: BoundContract,
     allowed: Sequence[str],
@@ -134,7 +110,7 @@ def findings(
     Args:
         call: spelling of the caller's call, with braces for an argument.
     """
-    refused: list[WholePool] = []
+    refused: list[PoolCopy] = []
     for pool in pools:
         value, paths = pool.value, ", ".join(pool.pools)
         if not pool.copied:
@@ -152,7 +128,7 @@ def findings(
         return
     paths = tuple(dict.fromkeys(path for pool in refused for path in pool.pools))
     copies = [
-        f"{', '.join(pool.pools)} ({pool.type}): {pool.value.array.padded_bytes} bytes are copied"
+        f"{', '.join(pool.pools)} ({pool.type}): {pool.bytes} bytes are copied"
         f"{' in every iteration' if pool.looped else ''}"
         for pool in refused
     ]

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.config.fields import read_kinds, spelled
-from models.config.groups import read_groups
+from models.config.fields import read_groups, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import OLDER_KINDS, read_decoder_config, read_heads
-from models.config.groups import read_groups
+from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes

@@ -2,7 +2,7 @@
 
 `expert_dot.grouped_product` defines it. There is no capacity: a tile may have rows of several experts, and takes from
 each product the rows of that expert. A tile of weights, plain or codes and scales, is read once per tile of rows with a
-row of its expert. The experts of each tile are listed outside the kernel. Gate and up are one matrix.
+row of its expert. Rows are read and results written at their own places. Gate and up are one matrix.
 """
 
 from functools import partial
@@ -36,54 +36,41 @@ def unsupported(weight: Any) -> str | None:
 KERNEL = Kernel("expert_rows_kernel", ("gpu",), unsupported)
 
 
-def expert_rows_kernel(members: Any, count: Any, expert: Any, x: Any, *refs: Any, terms: int, weight: Any) -> None:
+def expert_rows_kernel(expert: Any, order: Any, x: Any, *refs: Any, terms: int, columns: int, weight: Any) -> None:
     """Multiply some rows by some columns of their experts.
 
     Args:
-        members: distinct experts of the rows, in the first places, int32[row].
-        count: number of these experts, int32[1].
-        expert: of each row; the number of experts for none, int32[row].
-        x: [row, in], in the dtype of the weights.
-        refs: the arrays of the weight [expert, out, in], in full; the result [row, column], some of its columns.
+        expert: of each row, in ascending order; the number of experts for none, int32[row].
+        order: place of each row in `x` and in the result, int32[row].
+        x: [place, in], in full, in the dtype of the weights.
+        refs: the arrays of the weight [expert, out, in], in full; the result [place, out], in full.
         terms: multiplied at once.
+        columns: of the program instance.
         weight: tree of the arrays.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
     *arrays, out = refs
-    experts, last, inputs = expert[...], arrays[0].shape[0] - 1, x.shape[1]
-    columns = pl.ds(pl.program_id(0) * out.shape[1], out.shape[1])
+    experts, places, none, inputs = expert[...], order[...][:, None], arrays[0].shape[0], x.shape[1]
+    first = pl.program_id(0) * columns
 
-    def meet(index: Any, total: Any) -> Any:
-        number = jnp.clip(members[index], 0, last)
+    def meet(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        number, total = carry
 
         def add(turn: Any, total: Any) -> Any:
             spans = [pl.ds(*turn_span(array.shape[2], inputs, terms, turn)) for array in arrays]
-            tiles = [array[number, columns, span] for array, span in zip(arrays, spans, strict=True)]
+            tiles = [array[number, pl.ds(first, columns), span] for array, span in zip(arrays, spans, strict=True)]
             matrix = numbers_of(jax.tree.unflatten(weight, tiles))
-            return total + kernel_product(x[:, pl.ds(turn * terms, terms)], matrix, 1)
+            term = turn * terms + lax.broadcasted_iota(jnp.int32, (1, terms), 1)
+            return total + kernel_product(x[places, term], matrix, 1)
 
-        product = lax.fori_loop(0, inputs // terms, add, jnp.zeros(out.shape, jnp.float32))
-        return jnp.where((experts == number)[:, None], product, total)
+        product = lax.fori_loop(0, inputs // terms, add, jnp.zeros(total.shape, jnp.float32))
+        following = jnp.min(jnp.where(experts > number, experts, none))
+        return following, jnp.where((experts == number)[:, None], product, total)
 
-    out[...] = lax.fori_loop(0, count[0], meet, jnp.zeros(out.shape, jnp.float32))
-
-
-def tile_members(
-    expert: Int32[Array, "tile row"], experts: int
-) -> tuple[Int32[Array, "tile row"], Int32[Array, "tile"]]:
-    """Return the distinct experts of each tile, and their number.
-
-    Args:
-        expert: of each row, in ascending order; the number of experts for none.
-        experts: number of experts.
-
-    Returns:
-        Experts in the first places of each tile, the number of experts in the others; experts of each tile.
-    """
-    previous = jnp.pad(expert[:, :-1], [(0, 0), (1, 0)], constant_values=-1)
-    members = jnp.where(expert != previous, expert, experts)
-    return jnp.sort(members, axis=1), jnp.sum(members < experts, axis=1, dtype=jnp.int32)
+    start = jnp.min(experts), jnp.zeros((len(experts), columns), jnp.float32)
+    _, total = lax.while_loop(lambda carry: carry[0] < none, meet, start)
+    out[places, first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)] = total
 
 
 def matrix_reads(rows: int, tile: int, experts: int) -> int:
@@ -110,39 +97,32 @@ def expert_rows(
     """
     from jax.experimental import pallas as pl
 
-    (count, inputs), (experts, outputs, _) = x.shape, weight.shape
-    order = jnp.argsort(expert, stable=True)
+    count, (experts, outputs, _) = len(x), weight.shape
     rows = min(MAX_ROWS, max(MIN_ROWS, 1 << (-(-count // experts) - 1).bit_length()))
     padding = -count % rows
     tiles = (count + padding) // rows
-    sorted_experts = jnp.pad(expert[order], (0, padding), constant_values=experts)
-    members, member_counts = tile_members(sorted_experts.reshape((tiles, rows)), experts)
-    sorted_rows = jnp.pad(x[order].astype(weight.dtype), [(0, padding), (0, 0)])
+    # The last row fills the last tile: its repetitions write the same bits to the same place.
+    pairs = lax.sort((expert, jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
+    sorted_experts, order = (jnp.pad(part, (0, padding), mode="edge") for part in pairs)
     columns = _columns(outputs, tiles)
     terms = turn_terms([weight], _terms(rows + columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
-    by_row = pl.BlockSpec((rows,), lambda column, row: (row,))
-    product = gpu_call(
-        partial(expert_rows_kernel, terms=terms, weight=tree),
+    by_row, whole = pl.BlockSpec((rows,), lambda column, row: (row,)), pl.BlockSpec(memory_space=pl.ANY)
+    rounded = x.astype(weight.dtype)
+    return gpu_call(
+        partial(expert_rows_kernel, terms=terms, columns=columns, weight=tree),
         pl.GridSpec(
             grid=(outputs // columns, tiles),
-            in_specs=[
-                by_row,
-                pl.BlockSpec((1,), lambda column, row: (row,)),
-                by_row,
-                pl.BlockSpec((rows, inputs), lambda column, row: (row, 0)),
-                *[pl.BlockSpec(memory_space=pl.ANY)] * len(arrays),
-            ],
-            out_specs=pl.BlockSpec((rows, columns), lambda column, row: (row, column)),
+            in_specs=[by_row, by_row, whole, *[whole] * len(arrays)],
+            out_specs=whole,
         ),
-        result_like((count + padding, outputs), jnp.float32, sorted_rows),
+        result_like((count, outputs), jnp.float32, rounded),
         stages=STAGES,
         interpret=interpret,
-        reads={4 + number: reads * size for number, size in enumerate(sizes)},
-    )(members.reshape(-1), member_counts, sorted_experts, sorted_rows, *arrays)
-    return product[jnp.argsort(order)]
+        reads={3 + number: reads * size for number, size in enumerate(sizes)},
+    )(sorted_experts, order, rounded, *arrays)
 
 
 def _terms(width: int, itemsize: int) -> int:

@@ -56,8 +56,8 @@ MIN_INSTANCES = 128
 def unsupported(x: Any, weight: Any) -> str | None:
     """Return the reason to reject operands `[*rows, in]` and `[out, in]`, or None."""
     rows, plain = math.prod(x.shape[:-1]), isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
-    if plain and (rows % MIN_ROWS or rows > MAX_PLAIN_ROWS):
-        return f"{rows} rows: expected multiples of {MIN_ROWS}, and at most {MAX_PLAIN_ROWS} rows, or a packed weight"
+    if plain and rows > MAX_PLAIN_ROWS:
+        return f"{rows} rows: expected at most {MAX_PLAIN_ROWS}, or a packed weight"
     if (why := unsupported_weight(weight)) is not None:
         return why
     return None if jnp.dtype(weight.dtype) == jnp.bfloat16 else f"a weight of {weight.dtype}: expected bfloat16"
@@ -84,19 +84,28 @@ def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, joined: Cal
     output = pl.program_id(2) * columns + lax.broadcasted_iota(jnp.int32, (columns,), 0)
     output = jnp.minimum(output, arrays[0].shape[0] - 1)
 
+    def repeated(rows: Array) -> Array:
+        """Repeat few rows up to the least rows of a product."""
+        if count >= MIN_ROWS:
+            return rows
+        repeats = (count, MIN_ROWS // count, rows.shape[1])
+        return jnp.broadcast_to(rows[:, None], repeats).reshape((MIN_ROWS, rows.shape[1]))
+
     def add(turn: Any, totals: Any) -> Any:
         def part(array: Any) -> Array:
             first, size = turn_span(array.shape[1], inputs, terms, turn)
             return array[output[:, None], (first + lax.broadcasted_iota(jnp.int32, (size,), 0))[None]]
 
-        rows, dims = x[:, pl.ds(turn * terms, terms)], (((1,), (1,)), ((), ()))
+        rows, dims = repeated(x[:, pl.ds(turn * terms, terms)].astype(jnp.bfloat16)), (((1,), (1,)), ((), ()))
         matrices = map(numbers_of, jax.tree.unflatten(weights, map(part, arrays)))
         products = [lax.dot_general(rows, matrix, dims, preferred_element_type=jnp.float32) for matrix in matrices]
         return tuple(total + product for total, product in zip(totals, products, strict=True))
 
-    zeros = jnp.zeros((count, columns), jnp.float32)
+    zeros = jnp.zeros((max(count, MIN_ROWS), columns), jnp.float32)
     totals = lax.fori_loop(0, inputs // terms, add, (zeros,) * len(weights.children()))
-    out[...] = joined(*totals).astype(out.dtype)
+    result = joined(*totals).astype(out.dtype)
+    # Of equal results the maximum is one of them, bit by bit.
+    out[...] = result if count >= MIN_ROWS else jnp.max(result.reshape((count, -1, columns)), axis=1)
 
 
 def row_product(
@@ -122,12 +131,14 @@ def row_product(
     (inputs, outputs), rows = (x.shape[-1], weights[0].shape[0]), math.prod(x.shape[:-1])
     arrays, tree = jax.tree.flatten(list(weights))
     sizes = FEW if rows <= MAX_PLAIN_ROWS else MANY
-    tile, terms = min(max(power_of_two(rows), MIN_ROWS), sizes.rows), turn_terms(weights, sizes.terms)
+    tile, terms = min(power_of_two(rows), sizes.rows), turn_terms(weights, sizes.terms)
     tokens = x.shape[-2] if x.ndim > 2 and rows > tile else 1
     lanes = rows // tokens
     wide = -(-tokens // tile) * tile if tokens > tile else power_of_two(tokens)
     groups = lanes if wide > tile else 1
-    padded = varying_like(x, arrays).astype(jnp.bfloat16).reshape((lanes, tokens, inputs))
+    # Few rows are rounded in the kernel, or their rounding would be an operation; many rows are read by many instances.
+    rounded = x if rows <= MAX_PLAIN_ROWS else x.astype(jnp.bfloat16)
+    padded = varying_like(rounded, arrays).reshape((lanes, tokens, inputs))
     padded = jnp.pad(padded, [(0, -lanes % max(1, tile // wide)), (0, wide - tokens), (0, 0)])
     lead = (groups,) if groups > 1 else ()
     padded = padded.reshape((*lead, -1, inputs))

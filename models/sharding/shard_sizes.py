@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 from models.sharding.devices import EXPERT, MODEL, SINGLE_DEVICE, Devices
 
@@ -19,7 +19,6 @@ class ShardedSize(NamedTuple):
     Attributes:
         field: its name in the config.
         size: of the whole model.
-        axis: mesh axis.
         replicable: several devices may have the same unit, with more devices than units.
     """
 
@@ -60,15 +59,6 @@ class ShardingError(ValueError):
         )
 
 
-@runtime_checkable
-class Shardable(Protocol):
-    """A config with local sizes for each of several devices."""
-
-    def shard(self, devices: Devices) -> Any:
-        """Return the config of one device's shard; raises ShardingError if sizes do not divide."""
-        ...
-
-
 def _faults(devices: Devices, sizes: Sequence[ShardedSize]) -> list[str]:
     return [size.fault(devices) for size in sizes if not size.fits(devices.along(size.axis))]
 
@@ -101,9 +91,9 @@ def shard_config(
 
 
 def try_shard_configs(
-    configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize] = ()
+    configs: Iterable[Any], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
-    """Return the local config of each config, and all faults without repetition."""
+    """Return the local config of each config, by its method `shard`, and all faults without repetition."""
     local: dict[Any, Any] = {}
     faults = _faults(devices, sizes)
     for config in configs:
@@ -114,7 +104,7 @@ def try_shard_configs(
     return local, list(dict.fromkeys(faults))
 
 
-def shard_configs(configs: Iterable[Shardable], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
+def shard_configs(configs: Iterable[Any], devices: Devices, sizes: Sequence[ShardedSize]) -> dict[Any, Any]:
     """Return the local config of each config of a model's layers.
 
     Args:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hybridlm
-from hybridlm.score_files.report import ScoreFileReport
+from hybridlm.score_files.task import ScoreFileReport
 
 
 def write(path: Path, texts: list[list[int]]) -> Path:

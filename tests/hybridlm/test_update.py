@@ -16,7 +16,7 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.checkpoint.content import array_digest
+from hybridlm.checkpoint.given_tensors import array_digest
 
 PROMPT = list(range(3, 40))
 PARAMETER, TENSOR = "layers.0.branches.1.inner.down_proj", "model.layers.0.mlp.down_proj.weight"

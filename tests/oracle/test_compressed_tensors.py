@@ -8,7 +8,7 @@ import pytest
 from quantised_checkpoint import LAYOUTS, config_group
 
 from hybridlm.checkpoint import SafetensorsFile
-from hybridlm.quantised import contradictions, group_tensors, read_settings
+from hybridlm.quantised import contradictions, dequantise, group_tensors, read_settings
 
 pytestmark = pytest.mark.oracle
 NAME = "model.layers.0.mlp.up_proj"
@@ -20,7 +20,7 @@ def ours(path: Path, config: dict[str, Any]) -> np.ndarray:
     grouped = group_tensors(file.tensors, file.read_stored, settings.hints)
     assert not grouped.faults and not settings.faults and set(grouped.parts) == set(file.tensors)
     assert not list(contradictions(settings, grouped.quantised, []))
-    return grouped.quantised[f"{NAME}.weight"].dequantise(file.read_stored)
+    return dequantise(grouped.quantised[f"{NAME}.weight"], file.read_stored)
 
 
 def stored(path: Path, tensors: dict[str, Any]) -> Path:

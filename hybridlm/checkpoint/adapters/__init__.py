@@ -4,8 +4,17 @@ A part of `checkpoint`, and imported by it. Imports its `safetensors`. Begin wit
 tensors without a parameter.
 """
 
-from hybridlm.checkpoint.adapters.adapter import Adapter, BoundAdapter, base_of, has_adapter, open_adapter
-from hybridlm.checkpoint.adapters.beside import DECISION, JUDGE, adapter_folder, own_adapter
+from hybridlm.checkpoint.adapters.adapter import (
+    DECISION,
+    JUDGE,
+    Adapter,
+    BoundAdapter,
+    adapter_folder,
+    base_of,
+    has_adapter,
+    open_adapter,
+    own_adapter,
+)
 from hybridlm.checkpoint.adapters.match import bind
 
 __all__ = [

@@ -24,6 +24,8 @@ from models.weights.sources import ArraySlice, WeightSource
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 MAX_CONFIG_BYTES = 16 * MEGABYTE
+DECISION, JUDGE = "decision.json", "judge_config.json"
+"""Files of decision models."""
 # Fields without effect on a trained adapter. Any other that is neither read nor empty is refused: PEFT's fields are
 # null, false or empty where a variant is not used.
 UNUSED = frozenset(
@@ -63,9 +65,7 @@ class Adapter:
     """An opened adapter with checked headers; no tensor has been read.
 
     Attributes:
-        path: the directory.
         config: adapter_config.json.
-        file: its tensors.
         digest: SHA-256 of both files.
     """
 
@@ -84,7 +84,6 @@ class BoundAdapter:
     """An adapter matched with the tensors of a model.
 
     Attributes:
-        adapter: its files.
         factors: canonical tensor name -> the low-rank change of the tensor.
         replaced: canonical tensor name -> name of the new tensor in the file.
         skipped: names in the file of the tensors of parts that are not read (vision towers).
@@ -110,7 +109,6 @@ class BoundAdapter:
         """Apply the adapter to a float32 array of pieces of a parameter.
 
         Args:
-            weight: the parameter.
             windows: for each piece its place in the parameter and its place in the result.
             result: the pieces; changed in place.
         """
@@ -165,6 +163,39 @@ def _place(
 def has_adapter(directory: Path) -> bool:
     """Whether a directory has an adapter."""
     return (directory / CONFIG).is_file()
+
+
+def own_adapter(directory: Path) -> Path | None:
+    """Return the folder of the adapter that `load` merges by default, or None.
+
+    The folder may be missing, in a decision model from the Hub.
+
+    Raises:
+        CheckpointError: a file that may name it cannot be read.
+    """
+    if has_adapter(directory):
+        return directory
+    folder = adapter_folder(directory)
+    return None if folder is None else directory / folder
+
+
+def adapter_folder(directory: Path) -> str | None:
+    """Return the name of a decision model's adapter folder, or None.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+    """
+    if (directory / JUDGE).is_file():
+        name = read_object(directory / JUDGE, MAX_CONFIG_BYTES).get("adapter_subfolder", "adapter")
+    elif (directory / DECISION).is_file():
+        name = read_object(directory / DECISION, MAX_CONFIG_BYTES).get("adapter")
+    else:
+        return None
+    if name is not None and (
+        not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts
+    ):
+        raise CheckpointError(directory, f"adapter: expected the name of a folder in the directory, found {name!r}")
+    return name
 
 
 def base_of(directory: Path) -> str:

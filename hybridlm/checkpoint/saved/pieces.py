@@ -22,7 +22,6 @@ def unpacked(
     """Return all arrays with their sharded dimensions, and the index of packed parameters.
 
     Args:
-        params: by name.
         sharded_dims: sharded dimensions of whole parameters, also along axes of one device.
 
     Raises:
@@ -81,7 +80,7 @@ def saved_pieces(array: jax.Array, sharded_dims: Sequence[ShardedDim]) -> tuple[
         start = [0] * array.ndim
         for sharded, part, _ in piece:
             start[sharded.dim] = sum(segment.size for segment in sharded.segments[:part])
-        pieces.append(SavedPiece(tuple(start), _piece(array, shape, piece)))
+        pieces.append((tuple(start), _piece(array, shape, piece)))
     return tuple(shape), pieces
 
 
@@ -91,7 +90,6 @@ def _piece(
     """Return one segment of each sharded dimension, over all devices.
 
     Args:
-        array: the parameter.
         shape: shape of the whole parameter.
         piece: sharded dimension, number of the segment, and devices along the axis.
     """

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,38 +35,14 @@ SMALL_FILES = (  # heads of decision models among them
 )
 
 
-class SavedPiece(NamedTuple):
-    """A piece of a parameter, saved as one array.
-
-    Attributes:
-        start: index of its first element in the parameter.
-        array: elements of the tile.
-    """
-
-    start: tuple[int, ...]
-    array: jax.Array | np.ndarray
-
-
-class ModelDescription(NamedTuple):
-    """Fields of the index that describe the model.
-
-    Attributes:
-        hybridlm: version of the package.
-        family: family of the model.
-        dtype: dtype of the matrices.
-        fingerprint: fingerprint of the original checkpoint.
-    """
-
-    hybridlm: str
-    family: str
-    dtype: str
-    fingerprint: str
+SavedPiece = tuple[tuple[int, ...], jax.Array | np.ndarray]
+"""A piece of a parameter, saved as one array: index of its first element in the parameter, and its elements."""
 
 
 def save_checkpoint(
     target: Path,
     source: Path,
-    model: ModelDescription,
+    model: Mapping[str, str],
     parameters: Mapping[str, tuple[tuple[int, ...], Sequence[SavedPiece]]],
     packed: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
@@ -75,7 +51,8 @@ def save_checkpoint(
     Args:
         target: a directory that does not exist yet.
         source: the directory or the GGUF file of the original checkpoint, for its small files.
-        model: describes it.
+        model: fields of the index: version of the package (hybridlm), family, dtype of the matrices, and fingerprint
+            of the original checkpoint.
         parameters: name -> shape, and pieces that cover the parameter.
         packed: name of a quantised parameter -> "kind" and "inputs"; its arrays are `parameters`, by role.
 
@@ -85,24 +62,24 @@ def save_checkpoint(
     """
     names = {name: _piece_names(name, len(pieces)) for name, (_, pieces) in parameters.items()}
     arrays = {
-        piece_name: piece.array
+        piece_name: array
         for name, (_, pieces) in parameters.items()
-        for piece_name, piece in zip(names[name], pieces, strict=True)
+        for piece_name, (_, array) in zip(names[name], pieces, strict=True)
     }
     with new_directory(target) as directory:
         _require_room(target, sum(array.nbytes for array in arrays.values()))
         _write_arrays(directory / WEIGHTS, arrays)
         if jax.process_index() == 0:
-            fields: dict[str, Any] = {"format": FORMAT, **model._asdict()}
+            fields: dict[str, Any] = {"format": FORMAT, **model}
             fields["files"] = copy_small_files(source, directory)
             fields["parameters"] = {
                 name: {
-                    "dtype": str(np.dtype(pieces[0].array.dtype)),
+                    "dtype": str(np.dtype(pieces[0][1].dtype)),
                     "shape": list(shape),
                     "tiles": [
                         tile
-                        for piece_name, piece in zip(names[name], pieces, strict=True)
-                        for tile in _tiles(directory, piece_name, piece.start)
+                        for piece_name, (start, _) in zip(names[name], pieces, strict=True)
+                        for tile in _tiles(directory, piece_name, start)
                     ],
                 }
                 for name, (shape, pieces) in parameters.items()

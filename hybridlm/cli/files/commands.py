@@ -19,9 +19,8 @@ from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.openai_batch.batch_task import BatchFileReport, BatchTask
 from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.report import ScoreFileReport
 from hybridlm.score_files.score_task import ScoreTask
-from hybridlm.score_files.task import Task
+from hybridlm.score_files.task import ScoreFileReport, Task
 from hybridlm.score_files.text_tasks import ClassifyTask, DecideTask, EmbedTask
 
 EXIT_BAD_ROWS = 3

@@ -1,37 +1,24 @@
 """The branches of conditionals on a program's clock: only one branch runs.
 
 In one branch, XLA:TPU overwrites a value that only another branch reads.
+
+XLA:TPU copies arrays to the chip in slices and uses them as one. The call that does so (`ConcatBitcast`) moves nothing.
+It is correct if the slices fill the bytes of the result, each at the position it had in the array; its operands may be
+in any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from ir_passes.xla_audit.dataflow.asynchronous import DONE
+from ir_passes.xla_audit.program import Instruction, Module, Slice
+
+ConditionalBranch = tuple[int, int, Mapping[int, int]]
+"""First and last tick of a branch, and the values that it reads, its own too -> tick of the last reader in it."""
 
 
-@dataclass(frozen=True)
-class ConditionalBranch:
-    """One branch.
-
-    Attributes:
-        start, stop: its first and its last tick.
-        read: the values that it reads, its own too -> tick of the last reader in it.
-    """
-
-    start: int
-    stop: int
-    read: Mapping[int, int]
-
-
-@dataclass
-class Branches:
-    """The branches of one conditional; exactly one of them runs.
-
-    Attributes:
-        enter: the tick before the first branch.
-        ran: the branches, one after the other on the clock.
-    """
-
-    enter: int
-    ran: list[ConditionalBranch] = field(default_factory=list[ConditionalBranch])
+Branches = tuple[int, list[ConditionalBranch]]
+"""The tick before the first branch of a conditional, and its branches, one after the other on the clock; exactly one of
+them runs."""
 
 
 def gaps_of(
@@ -45,18 +32,55 @@ def gaps_of(
         start, stop: ticks of each value's definition and last reader.
     """
     gaps: dict[int, list[tuple[int, int]]] = {}
-    for branches in conditionals:
-        end = branches.ran[-1].stop
+    for enter, branches in conditionals:
+        end = branches[-1][1]
         last: list[dict[int, int]] = []
-        for branch in branches.ran:
+        for _, _, readers in branches:
             last.append({})
-            for value, tick in branch.read.items():
+            for value, tick in readers.items():
                 last[-1][find(value)] = max(last[-1].get(find(value), 0), tick)
         for value in {value for read in last for value in read}:
-            if start[value] > branches.enter or stop[value] > end:
+            if start[value] > enter or stop[value] > end:
                 continue
-            for branch, read in zip(branches.ran, last, strict=True):
-                dead = read.get(value, branch.start - 1) + 1
-                if dead <= branch.stop < stop[value]:
-                    gaps.setdefault(value, []).append((dead, branch.stop))
+            for (first, end_of_branch, _), read in zip(branches, last, strict=True):
+                dead = read.get(value, first - 1) + 1
+                if dead <= end_of_branch < stop[value]:
+                    gaps.setdefault(value, []).append((dead, end_of_branch))
     return gaps
+
+
+JOINING = "ConcatBitcast"
+"""Target of the calls."""
+
+
+def fill(module: Module, call: Instruction, result: Slice | None, parts: Sequence[Slice | None]) -> bool:
+    """True if the operands of a call already form its result in memory.
+
+    Args:
+        result, parts: bytes of the result and of each operand.
+    """
+    starts = [_cut_at(module, module.instructions[operand]) for operand in call.operands]
+    if len({None if start is None else start[0] for start in starts}) != 1:
+        return False  # of several arrays
+    # An operand that is no slice is a part of a concatenation, in the order of the operands.
+    order = [start[1] if start is not None else (number,) for number, start in enumerate(starts)]
+    placed = [(place, part) for place, part in zip(order, parts, strict=True) if part is not None]
+    if result is None or len(placed) < len(parts):
+        return False
+    offset = result.offset
+    for _, part in sorted(placed, key=lambda pair: pair[0]):
+        if (part.allocation, part.offset) != (result.allocation, offset):
+            return False
+        offset += part.size
+    return offset == result.offset + result.size
+
+
+def _cut_at(module: Module, instruction: Instruction) -> tuple[int, tuple[int, ...]] | None:
+    """Return the array and the starts of an asynchronous slice; None for other instructions."""
+    if instruction.opcode != DONE:
+        return None
+    started = module.instructions[instruction.operands[0]]
+    root = module.computations[started.called[0]].result
+    if root.opcode != "slice":
+        return None
+    return started.operands[0], tuple(start for start, _, _ in root.slices)

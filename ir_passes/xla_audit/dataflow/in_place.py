@@ -5,13 +5,19 @@ every element of the result is computed from the same element of the operand alo
 in place that are computed from other elements (openxla/xla#49176), so this is checked from the fused computation: each
 way from the result back to such an operand must keep the position, or leave it by a dynamic-update-slice and come back
 by a dynamic-slice of the same window.
+
+Reductions on a TPU: XLA:TPU is not open source, but its programs record which results each operation writes over which
+operands (`aliasing_operands` in the backend configuration; operands are numbered first, then results). If such a pair
+exists, a reduction that the same fusion returns may read the operand at the written position, as on a GPU: a window is
+read, computed with, and written. Every other read of such an operand stays a finding.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, cast
 
-from ir_passes.xla_audit.dataflow.in_place_gpu import computed_first, sorted_in_place
-from ir_passes.xla_audit.dataflow.in_place_tpu import computed_together
+from ir_passes.files.strict_json import parse_json
+from ir_passes.xla_audit.dataflow.in_place_gpu import computed_first, reductions_beside, sorted_in_place
 from ir_passes.xla_audit.dataflow.values import LiveValues
 from ir_passes.xla_audit.program import GPU, TPU, Array, Computation, Executable, Index, Instruction
 
@@ -125,7 +131,6 @@ class _Reads:
     """A walk from the root of a fused computation to its parameters that relates positions.
 
     Attributes:
-        fused: the computation.
         first: ids of reductions that read the element at a position before anything is written there.
     """
 
@@ -227,3 +232,24 @@ class _Reads:
             term = (instruction.opcode, number, instruction.array, operands, rest)
             key = self._keys[instruction.id] = self._terms.setdefault(term, len(self._terms))
         return key
+
+
+def computed_together(fusion: Instruction, fused: Computation, operand: int, index: Index) -> frozenset[int]:
+    """Return ids of reductions that read an operand's position before result `index` is written there."""
+    result = len(fusion.operands) + (index[0] if index else 0)
+    if not any({operand, result} <= pair for pair in _aliased(fusion.backend_config)):
+        return frozenset()
+    return reductions_beside(fusion, fused, index)
+
+
+def _aliased(config: bytes) -> list[set[int]]:
+    """Return the sets of operands and results that share bytes in a backend configuration.
+
+    A configuration without such sets gives an empty list.
+    """
+    try:
+        read: Any = parse_json(config)
+        lists = read["aliasing_operands"]["lists"]
+        return [set(map(int, cast(list[str], entry["indices"]))) for entry in lists]
+    except (ValueError, KeyError, TypeError):
+        return []

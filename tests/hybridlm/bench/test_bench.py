@@ -5,6 +5,8 @@ import math
 import runpy
 import shutil
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,15 @@ import hybridlm
 import models
 from hybridlm import demo
 from hybridlm.bench.engine_side import WARM_UP, EngineSide
-from hybridlm.bench.floor import Traffic, floor_seconds
 from hybridlm.bench.limits import MachineLimits, measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide, parse_table
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import part_of, parts_of_instructions, self_times
-from hybridlm.bench.sides import Side, SideFailed, Timing, in_turns, random_tokens
+from hybridlm.bench.sides import SideFailed, Timing, in_turns, random_tokens
 from hybridlm.cli import bench
 from hybridlm.cli.main import app
+from hybridlm.programs.shapes import Shape
+from hybridlm.target_report.step_report import Floor, floor_of
 
 TABLE = """
 main: n_kv_max = 512
@@ -37,23 +40,24 @@ main: n_kv_max = 512
 
 
 def test_floor_is_what_takes_longer() -> None:
-    traffic = Traffic(weights=4_000_000, multiplied=2_000_000, state=1_000_000, kv=500_000)
-    slow_memory = MachineLimits(read_bytes=1e9, float32_flops=1e12, bfloat16_flops=2e12)
     # 4 MB of weights, and for each of 2 lanes 2 MB of state and 2 blocks of the cache
-    assert floor_seconds(traffic, slow_memory, 2, 129) == pytest.approx(10e-3)
+    floor = Floor(moved=4_000_000 + 2 * (2 * 1_000_000 + 2 * 500_000), flops=2 * 2_000_000 * 2)
+    slow_memory = MachineLimits(read_bytes=1e9, float32_flops=1e12, bfloat16_flops=2e12)
+    assert slow_memory.floor_seconds(floor) == pytest.approx(10e-3)
     slow_products = MachineLimits(read_bytes=1e15, float32_flops=1e9, bfloat16_flops=2e9)
-    assert floor_seconds(traffic, slow_products, 2, 129) == pytest.approx(2 * 2e6 * 2 / 2e9)
+    assert slow_products.floor_seconds(floor) == pytest.approx(2 * 2e6 * 2 / 2e9)
 
 
-def test_traffic_of_the_embedded_model() -> None:
+def test_floor_of_the_embedded_model() -> None:
     config = json.loads((demo.path() / "config.json").read_text())
     lm = hybridlm.load(demo.path(), lanes=1, compilation_cache=False)
-    traffic = Traffic.of(lm.model, lm.params, jnp.float32)
+    floor = floor_of(lm.model, Shape("generate", 2, 1), lm.engine.placement, jnp.float32, 129)
+    assert floor is not None
     # two recurrent layers: 4 heads of 32 x 32, and 3 taps of 256 channels; one attention layer: 2 heads of 32
-    assert traffic.state == 2 * 4 * (4 * 32 * 32 + 3 * 256)
-    assert traffic.kv == 2 * 2 * 32 * 128 * 4
-    assert traffic.weights == sum(array.nbytes for array in lm.params.values())
-    assert traffic.multiplied > config["vocab_size"] * config["hidden_size"]
+    state, token = 2 * 4 * (4 * 32 * 32 + 3 * 256), 2 * 2 * 32 * 4
+    # the cache's block that is read, and the token that is written
+    assert floor.moved == sum(array.nbytes for array in lm.params.values()) + 2 * (2 * state + (128 + 1) * token)
+    assert floor.flops > 2 * 2 * config["vocab_size"] * config["hidden_size"]
 
 
 def test_limits_are_measured() -> None:
@@ -61,43 +65,36 @@ def test_limits_are_measured() -> None:
     assert min(limits.read_bytes, limits.float32_flops, limits.bfloat16_flops) > 0
 
 
-class Named:
-    def __init__(self, name: str):
-        self.name = name
-
-    def decode(self, steps: int) -> list[float]:
-        return []
-
-    def prefill(self, tokens: int) -> float:
-        return 0.0
-
-
 def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
     order: list[str] = []
-    in_turns([Named("a"), Named("b")], lambda side: float(len(order)) + (order.append(side.name) or 0), 3)
+
+    def run(name: str) -> Callable[[], float]:
+        return lambda: float(len(order)) + (order.append(name) or 0)
+
+    in_turns([("a", run("a")), ("b", run("b"))], 3)
     assert order == ["a", "b"] * 3
-    timings = in_turns([Named("a"), Named("a")], lambda side: 1.0, 2)
+    timings = in_turns([("a", lambda: 1.0), ("a", lambda: 1.0)], 2)
     assert timings == [Timing("a", (1.0, 1.0))] * 2  # two files of one name
     assert Timing("a", (1.0, 2.0, 1.0)).ratio(Timing("b", (2.0, 2.0, 3.0))) == (2.0, 1.0, 3.0)
 
 
-def test_a_side_that_fails_has_no_further_turn_and_no_timing() -> None:
+def test_a_side_that_fails_has_no_further_turn_and_no_timing(capsys: pytest.CaptureFixture[str]) -> None:
     order: list[str] = []
 
-    def measure(side: Side) -> float:
-        order.append(side.name)
-        if side.name == "b" and order.count("b") == 2:
+    def run(name: str) -> float:
+        order.append(name)
+        if name == "b" and order.count("b") == 2:
             raise SideFailed("as asked")
         return 1.0
 
-    left_out: list[tuple[str, str]] = []
-    sides = [Named("a"), Named("b"), Named("c")]
-    timings = in_turns(sides, measure, 3, lambda side, failure: left_out.append((side, str(failure))))
-    assert left_out == [("b", "as asked")] and timings == [Timing("a", (1.0,) * 3), Timing("c", (1.0,) * 3)]
+    left_out, runs = set[str](), [(name, partial(run, name)) for name in "abc"]
+    timings = in_turns(runs, 3, left_out)
+    assert left_out == {"b"} and timings == [Timing("a", (1.0,) * 3), Timing("c", (1.0,) * 3)]
+    assert capsys.readouterr().err == "b is left out: as asked\n"
     assert order == ["a", "b", "c", "a", "b", "c", "a", "c"]
     order.clear()
     with pytest.raises(SideFailed):
-        in_turns(sides, measure, 3)
+        in_turns(runs, 3)
 
 
 def test_failures_of_llama_cpp_say_how_it_ended(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 from typer.testing import CliRunner
 
-from hybridlm.bench.start import StartFailed, measure_starts
+from hybridlm.bench.start import measure_starts
 from hybridlm.cli import bench_start
 from hybridlm.cli.main import app
 
@@ -57,5 +57,5 @@ def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
         assert found["steps"]["generate 1x5 of 2"]["stored"] is stored
     assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5 of 2"]["seconds"])
     assert set(warm["steps"]["generate 1x5 of 2"]["seconds"]) == {"load"}
-    with pytest.raises(StartFailed, match="CheckpointError"):
+    with pytest.raises(ChildProcessError, match="CheckpointError"):
         measure_starts(str(tmp_path / "none"), 4, settings, 0)

@@ -23,7 +23,7 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     open_directory,
 )
-from hybridlm.files import version
+from hybridlm.files import atomic
 
 SIZE = 3 * fingerprint.BLOCK + 5
 """Bytes of a tensor of several blocks, the last of which is not full."""
@@ -54,7 +54,7 @@ def of(path: Path) -> str:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take files of this moment for old ones."""
-    monkeypatch.setattr(version, "SETTLED_NS", 0)
+    monkeypatch.setattr(atomic, "SETTLED_NS", 0)
 
 
 def test_every_block_of_a_tensor_counts(tmp_path: Path) -> None:

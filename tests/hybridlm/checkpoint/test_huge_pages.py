@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybridlm.checkpoint.huge_pages import ALIGNMENT, BLOCK, PAGE, HugePages
+from hybridlm.checkpoint.cast import ALIGNMENT, BLOCK, PAGE, HugePages
 
 ANONYMOUS = re.compile(r"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
 MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags: ([^\n]*)$", re.MULTILINE | re.DOTALL)

@@ -18,7 +18,7 @@ from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.cli.main import app
-from hybridlm.quantised import group_tensors, read_settings
+from hybridlm.quantised import dequantise, group_tensors, read_settings
 from hybridlm.quantised.codes import E2M1
 from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
 from models.ops.quantised_weight import QuantisedWeight
@@ -65,7 +65,7 @@ def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int 
     hints = read_settings({"quantization_config": scheme.settings([])}, None).hints
     grouped = group_tensors(file.tensors, file.read_stored, hints)
     assert not grouped.faults
-    found = grouped.quantised["a.weight"].dequantise(file.read_stored).astype(np.float64)
+    found = dequantise(grouped.quantised["a.weight"], file.read_stored).astype(np.float64)
     step = scale_of_numbers(stored, scheme, shape)
     codes = CODES[name]
     with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from text_checkpoint import SETTINGS
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.decision_models.settings import read_settings
-from hybridlm.scoring.hidden import ReadText, read_hidden
+from hybridlm.scoring.pooling import ReadText, read_hidden
 from models import ConfigError
 
 QUESTIONS: dict[str, Any] = {

@@ -11,10 +11,9 @@ from safetensors.numpy import save_file
 
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.checkpoint.adapters import adapter_folder
-from hybridlm.decision_models.heads import RowsHead
+from hybridlm.decision_models.heads import SlotHead
 from hybridlm.decision_models.questions import read_questions
 from hybridlm.decision_models.settings import DecisionSettings, read_settings
-from hybridlm.decision_models.slot_head import SlotHead
 
 HIDDEN = 8
 
@@ -111,7 +110,7 @@ def test_architectures_that_are_not_implemented_are_named(tmp_path: Path) -> Non
 
 
 def test_no_more_options_than_rows() -> None:
-    head = RowsHead(SlotHead(np.zeros((5, HIDDEN), np.float32), np.zeros(5, np.float32), None, {"choice": 2}))
+    head = SlotHead(np.zeros((5, HIDDEN), np.float32), np.zeros(5, np.float32), None, {"choice": 2})
     (three,), (four,), (noul,) = (
         read_questions({"q": question}, {}, ("true", "false"))
         for question in (

@@ -3,7 +3,7 @@
 import tokenizers
 from tokenizers import decoders, models
 
-from hybridlm.openai_batch.logprobs import ChoiceLogprobs
+from hybridlm.openai_batch.response import chat_logprobs, completion_logprobs, token_rows
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -15,24 +15,21 @@ def byte_level() -> Tokenizer:
 
 
 def test_tokens_that_look_alike_are_all_there():
-    tokens = ChoiceLogprobs(byte_level(), names_are_ids=False)
-    tokens.add([1], [-2.0], [{0: -0.5}], [0])
-    assert tokens.of_completions()["top_logprobs"] == [{"\ufffd": -0.5, "token_id:1": -2.0}]
+    rows = token_rows([1], [-2.0], [{0: -0.5}], [0])
+    assert completion_logprobs(rows, byte_level())["top_logprobs"] == [{"\ufffd": -0.5, "token_id:1": -2.0}]
 
 
 def test_a_part_of_a_character_has_no_bytes():
-    tokens = ChoiceLogprobs(byte_level(), names_are_ids=False)
-    tokens.add([0, 2], [-1.0, float("-inf")], None, [0, 0])
-    assert tokens.of_chat()["content"] == [
+    rows = token_rows([0, 2], [-1.0, float("-inf")], None, [0, 0])
+    assert chat_logprobs(rows, byte_level())["content"] == [
         {"token": "\ufffd", "logprob": -1.0, "bytes": None, "top_logprobs": []},
         {"token": "a", "logprob": None, "bytes": [97], "top_logprobs": []},
     ]
 
 
 def test_a_token_stands_among_the_most_likely_once():
-    tokens = ChoiceLogprobs(None, names_are_ids=True)
-    tokens.add([4, 5], [None, -1.0], [{}, {5: -1.0, 6: -2.0}], [0, 0])
-    assert tokens.of_completions() == {
+    rows = token_rows([4, 5], [None, -1.0], [{}, {5: -1.0, 6: -2.0}], [0, 0])
+    assert completion_logprobs(rows, None) == {
         "tokens": ["token_id:4", "token_id:5"],
         "token_logprobs": [None, -1.0],
         "top_logprobs": [None, {"token_id:5": -1.0, "token_id:6": -2.0}],

@@ -83,7 +83,7 @@ def test_a_damaged_file_is_refused_or_gives_the_right_numbers(tmp_path: Path, sc
         # A mapped file must not be rewritten in place.
         path.unlink(missing_ok=True)
         broken, name = damaged(tensors, kind, rng)
-        write_tensors(path, broken)
+        write_tensors(path, broken, file.metadata)
         try:
             found = arrays_of(tmp_path)
         except CheckpointError as error:

@@ -8,7 +8,7 @@ from quantised_checkpoint import LAYOUTS, named, write_quantised, write_tensors
 
 from hybridlm.checkpoint import SafetensorsFile, load_parameters
 from hybridlm.checkpoint.model import open_model
-from hybridlm.quantised import SCHEMES, contradictions, group_tensors, read_settings
+from hybridlm.quantised import SCHEMES, contradictions, dequantise, group_tensors, read_settings
 from hybridlm.quantised.codes import float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -26,13 +26,13 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     file = SafetensorsFile(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
     assert not settings.faults
-    grouped = group_tensors(file.tensors, file.read_stored, settings.hints)
+    grouped = group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata)
     assert not grouped.faults and list(grouped.quantised) == ["a.weight"] and set(grouped.parts) == set(file.tensors)
     tensor = grouped.quantised["a.weight"]
     # One scale for the only row is stored as one scale for all.
     assert tensor.scheme == ("fp8-tensor" if scheme == "fp8-channel" and size[0] == 1 else scheme)
     assert tensor.shape == size and not list(contradictions(settings, grouped.quantised, []))
-    found = tensor.dequantise(file.read_stored)
+    found = dequantise(tensor, file.read_stored)
     assert found.dtype == np.float32
     # Two products in float32 at most, of which at most one is not exact.
     np.testing.assert_allclose(found, made.exact, rtol=2**-24 * 1.01, atol=0)

@@ -81,7 +81,7 @@ def test_the_system_is_named(tmp_path: Path, change: Any, settings: dict[str, An
     assert name in message and "hybridlm quantise" in message
 
 
-@pytest.mark.parametrize("method", ["hqq", "quanto", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["hqq", "quanto", "eetq"])
 def test_a_method_that_is_named_is_the_only_fault(method: str) -> None:
     settings = read_settings({"quantization_config": {"quant_method": method, "group_size": 64, "bits": 4}}, None)
     assert settings.method == method and len(settings.faults) == 1

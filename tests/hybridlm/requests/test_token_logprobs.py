@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hybridlm.requests.interventions import Intervention
-from hybridlm.requests.results import Completion
-from hybridlm.requests.token_logprobs import TokenLogprobs
+from hybridlm.requests.results import Completion, TokenLogprobs
 
 
 def test_dense_arrays_have_a_row_for_each_token() -> None:

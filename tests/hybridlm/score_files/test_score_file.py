@@ -19,7 +19,7 @@ from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 import hybridlm
 from hybridlm.errors import MissingExtra
 from hybridlm.progress import progress_line
-from hybridlm.score_files.report import ScoreFileReport
+from hybridlm.score_files.task import ScoreFileReport
 from hybridlm.text_model import TokenCounts
 
 

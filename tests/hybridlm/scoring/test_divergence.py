@@ -14,7 +14,7 @@ from text_checkpoint import GOLDEN, SETTINGS
 
 import hybridlm
 from hybridlm.sampling.vocab_parallel import sum_of_terms
-from hybridlm.scoring.divergence import ComparedModel, Divergence, _program
+from hybridlm.scoring.divergence import Divergence, _program
 from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, divergence_step, js_terms, kl_terms
 from hybridlm.steps.score import MIN_HEAD_ROWS
 from hybridlm.steps.structure import flatten
@@ -163,14 +163,14 @@ def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM
 
 def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
     sides = (
-        ComparedModel(text_lm.engine, text_lm.text_model.structure),
-        ComparedModel(other.engine, other.text_model.structure),
+        (text_lm.engine, text_lm.text_model.structure),
+        (other.engine, other.text_model.structure),
     )
     rng = np.random.default_rng(0)
     hidden = [rng.normal(size=(3, 5, side.config.hidden_size)).astype(np.float32) for side in (text_lm, other)]
     args = (text_lm.engine.params, other.engine.params, *hidden)
     run = _program(sides, args)
-    bound = DIVERGENCE_CONTRACT.bind(divergence_step(sides[0].structure, sides[1].structure), args)
+    bound = DIVERGENCE_CONTRACT.bind(divergence_step(sides[0][1], sides[1][1]), args)
 
     def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return np.where(rng.random(row.shape) < 0.5, np.nan, row).astype(row.dtype)

@@ -5,7 +5,7 @@ import pytest
 from comparison import padded
 
 import hybridlm
-from hybridlm.scoring.hidden import read_hidden
+from hybridlm.scoring.pooling import read_hidden
 
 IDS = np.random.default_rng(7).integers(3, 90, 60).tolist()
 

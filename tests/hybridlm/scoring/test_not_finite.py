@@ -15,8 +15,7 @@ import hybridlm
 from hybridlm import Intervention
 from hybridlm.decision_models.decide import Decider
 from hybridlm.requests.finite import first_not_finite
-from hybridlm.scoring.hidden import Reading, ReadText
-from hybridlm.scoring.pooling import class_logits
+from hybridlm.scoring.pooling import Reading, ReadText, class_logits
 from ir_passes.files.strict_json import parse_json
 
 TEXTS = [[5, 6, 7, 8], [5, 6, 9, 8, 11], [7]]

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import hybridlm
 from hybridlm.engine.widths import next_width, step_widths, text_widths
 from hybridlm.programs.shapes import Shape
-from hybridlm.scoring.lanes import may_begin, widest_step
-from hybridlm.scoring.queue import ScoringQueue
+from hybridlm.scoring.queue import ScoringQueue, may_begin, widest_step
 from hybridlm.scoring.text import ScoredText
 
 CPU = step_widths(128, "cpu")

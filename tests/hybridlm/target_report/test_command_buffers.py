@@ -1,25 +1,16 @@
 """Steps for GPUs run as one CUDA graph: no loop and no branch asks the host, with kernels and without."""
 
-import re
 from pathlib import Path
 
 import pytest
 from certificate_table import GOLDEN
+from graph_thunks import ASKING_THE_HOST, thunks_outside_graphs
 
 from hybridlm.engine.config import EngineConfig
 from hybridlm.programs import programs
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import target_engine
 from ir_passes.targets import read_target
-
-ASKING_THE_HOST = {"While", "Conditional"}
-"""Thunks that outside of a graph copy a number to the host and wait (xla/backends/gpu/runtime/while_thunk.cc)."""
-
-
-def thunks_outside_graphs(folder: Path) -> set[str]:
-    """Return the kinds of thunks that the host runs, from the text that XLA writes of the program with most thunks."""
-    texts = [file.read_text() for file in folder.glob("*thunk_sequence_after_thunk_passes.txt")]
-    return set(re.findall(r"^\d+: k(\w+)", max(texts, key=len), re.MULTILINE))
 
 
 @pytest.mark.target_cuda
@@ -30,7 +21,7 @@ def test_a_decode_step_does_not_ask_the_host(kernels: str, tmp_path: Path, monke
     engine = target_engine(read_target("nvidia-h100"), options, config=GOLDEN / "sparse_base" / "config.json")
     step = engine.program(Shape("generate", 2, 1, 2))
     assert not step.certificate.faults
-    kinds = thunks_outside_graphs(tmp_path)
+    kinds = set(thunks_outside_graphs(tmp_path))
     assert "CommandBuffer" in kinds and not kinds & ASKING_THE_HOST
 
 

@@ -20,7 +20,7 @@ from jax.experimental import topologies
 from typer.testing import CliRunner, Result
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli import verify_target
+from hybridlm.cli import verify_report
 from hybridlm.cli.main import app
 from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
@@ -30,8 +30,7 @@ from hybridlm.progress import counting_progress
 from hybridlm.rows.parts import PartShape
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
-from hybridlm.target_report.floor import Floor, floor_of
-from hybridlm.target_report.step_report import step_report
+from hybridlm.target_report.step_report import Floor, floor_of, step_report
 from ir_passes.compile import exported
 from ir_passes.files.record import from_json
 from ir_passes.jaxpr import ir
@@ -39,6 +38,7 @@ from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
+from models.mixers.kv_cache import KVCache
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
 
@@ -207,8 +207,9 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
     step: Any = SimpleNamespace(kernels=Kernels(found), certificate=None)
+    cache = KVCache(jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32"), None)
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
-        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK)
+        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (cache,))
         assert (report.turns, report.kernels, report.moved, report.flops) == (turns, 1, *[1 + 10 * turns] * 2)
 
 
@@ -308,7 +309,7 @@ CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
-    monkeypatch.setattr(verify_target, "shapes_of", lambda engine: SHAPES)
+    monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
     assert "generate 4x1 of 4" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
@@ -321,7 +322,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Pat
     found = from_json(TargetReport, result.output)
     assert result.exit_code == 0 and found.good and len(found.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
-    monkeypatch.setattr(verify_target, "read_target", lambda name: small)
+    monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
 

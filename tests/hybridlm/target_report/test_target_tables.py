@@ -52,12 +52,12 @@ def test_page() -> None:
     text = page(rows)
     assert "## nvidia-h100: 1 of 2 steps without a finding" in text
     assert "## tpu-v5e:4 data=2,model=2: 1 of 1 steps without a finding" in text
-    assert "| olmo_base | generate 4x1 | audited | 1.5 | 1.50 | 2.5 |" in text
+    assert "| checkpoint | generate 4x1 | copy 4 to 4 |" in text
     assert text.count("Not compiled: next_dense_layers, dense_interval, sparse_base, ") == 2
     alone = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
     assert f"Without experts: {alone}." in text
     assert "Not compiled: next_dense_layers, lfm2_moe_base, kimi_base, ling_base, " in text
-    assert "| olmo_base | copy 4 to 4 | REFUSED | 1.5 |  | 2.5 |" in text
+    assert "| olmo_base | 1.5; 1.50; 2.5 | REFUSED: 1.5; -; 2.5 |" in text
 
 
 def fitted(left: int) -> SimpleNamespace:

@@ -19,7 +19,6 @@ from ir_passes.compile.certificate import (
     Certificate,
     Fingerprints,
     Memory,
-    PassEffect,
     PoolVerdict,
     Seconds,
     Versions,
@@ -31,6 +30,7 @@ from ir_passes.files.record import MAX_CHARACTERS, RecordError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Collective
 from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.rewrites.pipeline import PassReport
 
 VERSIONS = Versions("0.10.2", "0.10.2", "3.11.7", "cpu", "cpu", "c0ffee", ("jax_enable_x64=False",))
 KEY = Key("a" * 64, "b" * 64, "c" * 64, VERSIONS)
@@ -56,7 +56,7 @@ def certificate(**changes: Any) -> Certificate:
         not_covered=(Statement("machine-code", "", "Machine code."),),
         faults=(),
         notes=(Statement("kernel-read", "", "A note with \u00e9 and <tags>."),),
-        passes=(PassEffect("drop-dead", True, "3 equations dropped"),),
+        passes=(PassReport("drop-dead", True, "3 equations dropped"),),
         copies=(),
         neighbours=(),
         pools=(PoolVerdict("args[0]", "result[0]", 256, 0, 0), PoolVerdict("args[1]", None, 8, 1, 2)),

@@ -1,6 +1,6 @@
 """Pallas kernels of JAX as steps: proved from the inside, or refused with a declaration.
 
-docs/steps/your-step.md has the list. A kernel is traced as a user calls it; none of them runs.
+docs/steps/layouts-and-kernels.md has the list. A kernel is traced as a user calls it; none of them runs.
 """
 
 import importlib
@@ -150,7 +150,7 @@ DECLARED = {
     "gpu.paged_attention, 2 splits": r"\[0, 1\): it is in \[0, 2\]",
     "gpu.ragged_dot_mgpu": "nothing is known of body",
     "tpu.paged_attention": "a store to an operand whose memory no result takes",
-    "tpu.ragged_paged_attention": "a semaphore whose index is computed",
+    "tpu.ragged_paged_attention": "a semaphore whose index is not shown to be in bounds",
     "tpu.megablox": "a grid whose size is computed",
 }
 """Kernels that cannot be read or proved, with the reason; users declare them."""
@@ -224,5 +224,5 @@ def test_a_neighbours_pages_are_seen() -> None:
 
 
 def test_every_use_is_listed(root: Path) -> None:
-    page = (root / "docs" / "steps" / "your-step.md").read_text()
+    page = (root / "docs" / "steps" / "layouts-and-kernels.md").read_text()
     assert [name for name in USES if f"`{name.split(',')[0]}`" not in page] == []

@@ -11,7 +11,7 @@ from rewritten_steps import assert_same, copies, graph_of, primitives, rewrite
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.contract.declared import rowwise
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites import Rebatch, lane_order, same_work
+from ir_passes.rewrites import Rebatch, same_work
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pool_access import WRITES
@@ -426,7 +426,7 @@ def careless_of_literals(self, a, b) -> bool:
     [
         (same_work, "_same_box", lambda *_: True, other_part),
         (SameWork, "_same", careless_of_literals, other_constant),
-        (lane_order, "_check_reads", lambda *_: None, old_version),
+        (same_work, "_check_reads", lambda *_: None, old_version),
         (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
     ],
     ids=["box", "operand", "order", "rows"],

@@ -13,9 +13,8 @@ from ir_passes.contract.contract import Lane, LaneContract, Opaque
 from ir_passes.jaxpr import ir
 from ir_passes.scratch import planner
 from ir_passes.scratch.liveness import liveness
-from ir_passes.scratch.plan import Plan, PlanError
 from ir_passes.scratch.planner import declared_scratch, plan, plan_liveness
-from ir_passes.scratch.verifier import verify_plan
+from ir_passes.scratch.verifier import Plan, PlanError, verify_plan
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
 

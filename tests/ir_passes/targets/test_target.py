@@ -17,8 +17,7 @@ from ir_passes import compile_step, plan
 from ir_passes.compile.planned_step import plan_step
 from ir_passes.targets import Target, TargetError, as_target, local_target, named_targets, read_target
 from ir_passes.targets import target as target_module
-from ir_passes.targets.gpus import GPUS
-from ir_passes.targets.tpus import TPUS
+from ir_passes.targets.gpus import GPUS, TPUS
 
 
 def args() -> tuple[jax.Array, ...]:

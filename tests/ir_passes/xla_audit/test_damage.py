@@ -9,7 +9,7 @@ from audited_steps import Step, right_steps
 
 from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.audit import audit_executable
-from ir_passes.xla_audit.device_groups import MAX_DEVICES, read_groups
+from ir_passes.xla_audit.collectives import MAX_DEVICES, read_groups
 from ir_passes.xla_audit.program import Executable
 
 SEEDS = 300

@@ -10,7 +10,7 @@ import pytest
 from ir_passes import Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
 from ir_passes.xla_audit.dataflow import LiveValues, live_values
 from ir_passes.xla_audit.hlo import read
-from ir_passes.xla_audit.neighbours import neighbours
+from ir_passes.xla_audit.memory import neighbours
 from ir_passes.xla_audit.program import Executable, Slice
 
 DOUBLED = Opaque((Lane(),), (Lane(),))

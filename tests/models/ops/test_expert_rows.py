@@ -9,7 +9,7 @@ import pytest
 from packed_weights import FORMS, Form, weight_of
 
 from models.ops.expert_dot import expert_dot
-from models.ops.expert_rows import KERNEL, MAX_ROWS, matrix_reads, tile_members
+from models.ops.expert_rows import KERNEL, MAX_ROWS
 from models.ops.quantised_experts import experts_product
 from models.sharding.devices import Devices
 
@@ -36,18 +36,6 @@ def test_every_row_meets_its_own_expert(count: int, dtype: Any, chosen: int | No
     rounded = np.asarray(x.astype(dtype), np.float64)
     want = np.einsum("roi,ri->ro", matrices[np.asarray(expert)], rounded)
     np.testing.assert_allclose(run(x, weight, expert), want, atol=2e-5)
-
-
-@pytest.mark.parametrize(("rows", "tile"), [(8, 16), (64, 16), (512, 16), (4096, 64)])
-@pytest.mark.parametrize("experts", [256, 3])
-def test_tiles_read_the_experts_of_their_rows_alone(rows: int, tile: int, experts: int) -> None:
-    """Each tile has its experts once, none between them; the declared reads cover all tiles."""
-    expert = np.sort(np.random.default_rng(rows).integers(0, experts + 1, rows)).astype(np.int32)
-    tiles = np.pad(expert, (0, -rows % tile), constant_values=experts).reshape(-1, tile)
-    members, counts = map(np.asarray, tile_members(jnp.asarray(tiles), experts))
-    for row, member, count in zip(tiles, members, counts, strict=True):
-        np.testing.assert_array_equal(member[:count], np.unique(row[row < experts]))
-    assert counts.sum() <= matrix_reads(rows, tile, experts) <= min(rows, experts + len(tiles))
 
 
 def test_rows_keep_their_bits() -> None:

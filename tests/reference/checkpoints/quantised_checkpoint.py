@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from library_layouts import DESCRIPTION, float8_rows, four_bits, int4, int8_groups, llm_int8
 from safetensors.numpy import load_file
 
 Stored = tuple[str, np.ndarray]
@@ -20,7 +21,7 @@ GROUP = 8
 
 
 class Quantised(NamedTuple):
-    """Tensors by their suffix behind the name of the matrix (".weight" replaced by `stem` ones), and exact numbers."""
+    """Tensors by their suffix behind the name of the matrix, or of its module, and exact numbers."""
 
     tensors: dict[str, Stored]
     exact: np.ndarray
@@ -199,6 +200,19 @@ def modelopt(name: str) -> dict[str, Any]:
     return {"quant_method": "modelopt", "quant_algo": name}
 
 
+def bitsandbytes(kind: str) -> dict[str, Any]:
+    return {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
+
+
+def torchao(kind: str) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_data": {}, "_version": 2}}}
+
+
+def torchao_float8(weight: np.ndarray) -> Quantised:
+    tensors, exact = float8(weight, (1, weight.shape[1]), "_scale", "F32", "rows")
+    return Quantised(*float8_rows(tensors[""][1], tensors["_scale"][1], exact))
+
+
 class Layout(NamedTuple):
     """A way to store a matrix: the scheme it must be read as, `quantization_config`, and the quantisation.
 
@@ -266,23 +280,38 @@ LAYOUTS: Mapping[str, Layout] = {
     "gptq-v2": Layout("gptq", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 2), (16, 8)),
     "gptq-order": Layout("gptq", {"quant_method": "gptq"}, lambda w: gptq(w, 1, shuffled=True), (16, 8)),
     "awq": Layout("awq", {"quant_method": "awq", "version": "gemm"}, awq, (8, 8)),
+    "nf4": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4"))),
+    "nf4-nested": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4", nested=True))),
+    "fp4": Layout("fp4", bitsandbytes("fp4"), lambda w: Quantised(*four_bits(w, "fp4"))),
+    "llm-int8": Layout(
+        "llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, lambda w: Quantised(*llm_int8(w))
+    ),
+    "torchao-float8": Layout("fp8-channel", torchao("Float8WeightOnlyConfig"), torchao_float8),
+    "torchao-int8": Layout(
+        "int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)), (1, GROUP)
+    ),
+    "torchao-int4": Layout(
+        "int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)), (1, GROUP)
+    ),
 }
 
 
 def named(name: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     """Return the tensors of a matrix under their names in the file."""
-    if "qweight" in tensors:
+    if not tensors.keys().isdisjoint({"qweight", "weight"}):
         return {name.removesuffix("weight") + suffix: stored for suffix, stored in tensors.items()}
     return {name + suffix: stored for suffix, stored in tensors.items()}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
-    """Write a safetensors file of any dtypes."""
+def write_tensors(path: Path, tensors: Mapping[str, Stored], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file of any dtypes; descriptions are more metadata."""
     header, end = {}, 0
+    described = {name: array.tobytes().decode() for name, (dtype, array) in tensors.items() if dtype == DESCRIPTION}
+    tensors = {name: stored for name, stored in tensors.items() if stored[0] != DESCRIPTION}
     for name, (dtype, array) in tensors.items():
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
-    text = json.dumps(header).encode()
+    text = json.dumps(header | {"__metadata__": {**(metadata or {}), **described}}).encode()
     body = b"".join(np.ascontiguousarray(array).tobytes() for _, array in tensors.values())
     path.write_bytes(len(text).to_bytes(8, "little") + text + body)
 

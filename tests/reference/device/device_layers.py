@@ -29,7 +29,7 @@ from hybridlm.programs.jax_settings import JaxSettings
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.steps.operands import Batch, StepInputs
-from hybridlm.target_report.floor import floor_of
+from hybridlm.target_report.step_report import floor_of
 from ir_passes import CompiledStep
 from ir_passes.targets import Target, local_target
 from models import kv_blocks

@@ -11,7 +11,7 @@ from models.ops.quantised_weight import QuantisedWeight
 Form = tuple[Codes, bool, bool | Literal["offsets"]]
 FORMS: list[Form] = [("int8", False, False), ("int8", False, True), ("int4", False, False), ("int4", False, True)]
 FORMS.extend([("int8", False, "offsets"), ("int4", False, "offsets")])
-FORMS.extend([("e4m3", False, False), ("e2m1", False, False), ("e2m1", True, False)])
+FORMS.extend([("int8", True, False), ("e4m3", False, False), ("e2m1", False, False), ("e2m1", True, False)])
 """Kind of codes, whether there are second scales, and whether zero points or offsets."""
 
 

@@ -47,11 +47,10 @@ HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
 steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
-[accelerators](../accelerators.md) explains the columns. Meshes that split experts have only the families with experts.
-A mesh of two divides neither a vocabulary of 97 nor the three groups of a Mamba2 in `nemotron_latent`; there the
-vocabulary has 96 tokens, and the Mamba2 two groups. In tiny checkpoints activations are most of the bytes above the
-floor: their tables show that steps are audited, and changes between commits, but not the cost of a large model. Seconds
-count XLA on a busy machine. Rows are replaced one by one: `git blame` shows the commit of each row.
+Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([accelerators](../accelerators.md)) and seconds
+of XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited,
+not the cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the
+Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts.
 """
 PUBLISHED_HEAD = f"""## Published models
 
@@ -62,7 +61,7 @@ longest context with these lanes that fit. Scratch is assumed to grow with lanes
 MODEL_COLUMNS = (
     "| model | target | step | verdict | fit | lanes | context | scratch, GB | kernels | x floor | compiled in, s |"
 )
-COLUMNS = "| checkpoint | step | verdict | scratch, kB | x floor | compiled in, s |"
+FIRST_COLUMN = "| checkpoint | "
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         here = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
         good = sum(row.good for row in here)
         lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
-        lines += [COLUMNS, "|---" * 6 + "|", *(_line(*list(vars(row).values())[1:]) for row in here)]
+        lines += _table(here)
         absent = [name for name in NAMES if name not in {row.checkpoint for row in here}]
         alone = [name for name in absent if not is_split(name, target)]
         missing = [name for name in absent if name not in alone]
@@ -210,19 +209,41 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
     return "\n".join(parts)
 
 
+def _table(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a target's table: a line for each checkpoint, a column for each step."""
+    steps = list(dict.fromkeys(row.step for row in rows))
+    cells = {(row.checkpoint, row.step): _cell(row) for row in rows}
+    checkpoints = dict.fromkeys(row.checkpoint for row in rows)
+    lines = [_line(name, *(cells.get((name, step), "") for step in steps)) for name in checkpoints]
+    return [FIRST_COLUMN + _line(*steps).removeprefix("| "), "|---" * (1 + len(steps)) + "|", *lines]
+
+
+def _cell(row: Row) -> str:
+    figures = "; ".join((row.scratch, row.over_floor or "-", row.seconds or "-"))
+    return figures if row.good else f"{row.verdict}: {figures}"
+
+
+def _row(target: str, checkpoint: str, step: str, cell: str) -> Row:
+    verdict, _, figures = cell.rpartition(": ")
+    scratch, over_floor, seconds = ("" if figure == "-" else figure for figure in figures.split("; "))
+    return Row(target, checkpoint, step, verdict or GOOD, scratch, over_floor, seconds)
+
+
 def read(text: str) -> tuple[list[Row], list[ModelRow]]:
     """Return the rows of a page."""
-    rows, models, target = list[Row](), list[ModelRow](), ""
+    rows, models, target, steps = list[Row](), list[ModelRow](), "", list[str]()
     for line in text.splitlines():
         if line.startswith("## "):
-            target = line.removeprefix("## ").rpartition(":")[0]
+            target, steps = line.removeprefix("## ").rpartition(":")[0], []
         cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
-        if not line.startswith("| ") or line in (COLUMNS, MODEL_COLUMNS):
-            continue
-        if len(cells) == 11:
-            models.append(ModelRow(*cells))
-        else:
-            rows.append(Row(target, *cells))
+        if line.startswith(FIRST_COLUMN):
+            steps = cells[1:]
+        elif line.startswith("| ") and line != MODEL_COLUMNS:
+            if steps:
+                pairs = zip(steps, cells[1:], strict=True)
+                rows += [_row(target, cells[0], step, cell) for step, cell in pairs if cell]
+            else:
+                models.append(ModelRow(*cells))
     return rows, models
 
 

@@ -11,7 +11,7 @@ import time
 import jax
 
 import hybridlm
-from hybridlm.multiprocess.joining import join
+from hybridlm.multiprocess.heartbeat import join
 
 directory, cache, timeout, late = sys.argv[1:]
 join(float(timeout))

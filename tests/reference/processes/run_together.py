@@ -21,8 +21,8 @@ from safetensors.numpy import load_file, save_file
 import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.multiprocess import environment
-from hybridlm.multiprocess.joining import join
-from hybridlm.multiprocess.key_values import KeyValues
+from hybridlm.multiprocess.heartbeat import join
+from hybridlm.multiprocess.messages import KeyValues
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Programs

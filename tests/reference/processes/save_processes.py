@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from hybridlm.checkpoint.saved.index import open_saved
 from hybridlm.checkpoint.saved.pieces import saved_pieces
 from hybridlm.checkpoint.saved.read import _Reading
-from hybridlm.checkpoint.saved.write import ModelDescription, save_checkpoint
+from hybridlm.checkpoint.saved.write import save_checkpoint
 from hybridlm.checkpoint.shards import Shards
 from models import Segment, ShardedDim
 from models.weights.sources import ArraySlice
@@ -46,7 +46,8 @@ def main(port: int, count: int, number: int, folder: pathlib.Path) -> None:
     devices = np.array(jax.devices())
     array = of_device(laid(jax.sharding.Mesh(devices, ("model",))))
     parameters = {"whole": saved_pieces(array, (CUT,))}
-    save_checkpoint(folder / "saved", folder, ModelDescription("0", "none", "float32", "none"), parameters)
+    model = {"hybridlm": "0", "family": "none", "dtype": "float32", "fingerprint": "none"}
+    save_checkpoint(folder / "saved", folder, model, parameters)
     other = laid(jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model")))
     saved = open_saved(folder / "saved")
     reading = _Reading(saved, "whole")

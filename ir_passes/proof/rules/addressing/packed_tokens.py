@@ -51,6 +51,7 @@ from ir_passes.proof.values import (
     Offsets,
     PageEntry,
     PlacedToken,
+    RealToken,
     SameLane,
     SegmentIds,
     SharedPadding,
@@ -178,7 +179,11 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
 
 def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, dim: int) -> bool:
     """True if a scatter by lane writes no padding to a lane's row."""
-    return fact.padding == "past" and (access.drops or access.full[dim] > site.prover.bound.lanes)
+    return (
+        fact.padding == "none"
+        or fact.padding == "past"
+        and (access.drops or access.full[dim] > site.prover.bound.lanes)
+    )
 
 
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
@@ -201,7 +206,9 @@ def entries_of_padding(access: Access) -> bool:
     """
     facts = [value.fact for value in access.columns.values()]
     return any(
-        isinstance(fact, SegmentIds | LaneOfToken) and (fact.padding == "last" or not access.drops) for fact in facts
+        isinstance(fact, SegmentIds | LaneOfToken)
+        and (fact.padding == "last" or (fact.padding == "past" and not access.drops))
+        for fact in facts
     )
 
 
@@ -230,7 +237,8 @@ def at_token(site: Site, operand: Value, access: Access) -> LaneOfToken | NonPad
         return None  # a fill value is not a lane
     token = Symbol(access.columns[axis].number, access.full[axis])
     if isinstance(fact, SegmentIds):
-        return LaneOfToken(token, fact.layout, fact.padding)
+        is_real = access.columns[axis].fact == RealToken(fact.layout)
+        return LaneOfToken(token, fact.layout, "none" if is_real else fact.padding)
     if isinstance(fact, WithinLane) and (fact.shift, fact.stride) != (0, 1):
         return None
     return replace(fact, axis=None, token=token)
@@ -348,8 +356,11 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
             return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
-    if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
-        return result.replace(fact=replace(x, padding="last"))
+    lane = next((fact for fact in facts if isinstance(fact, LaneOfToken)), None)
+    if site.name in ("min", "clamp") and lane is not None:
+        limits = [constant_of(value) for value in operands if value.fact != lane]
+        if limits in ([lanes - 1], [0, lanes - 1]):
+            return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="last"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:
         return result.replace(fact=finite_mask)
@@ -371,11 +382,9 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
     if pair is not None and isinstance(result.owner, Mixed):
         return result.replace(fact=pair)
     shared = _shared_padding(site, operands)
-    return (
-        result
-        if shared is None or result.fact or result.owner != tokens(*shared)
-        else result.replace(fact=SharedPadding(shared[1], shared[0]))
-    )
+    if shared is not None and not result.fact and result.owner == tokens(*shared):
+        return result.replace(fact=SharedPadding(shared[1], shared[0]))
+    return result if result.fact else result.replace(fact=_limited_numbers(site, operands))
 
 
 def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None:
@@ -403,6 +412,22 @@ def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
         if number is not None and math.isinf(number):
             return IsFinite(x.number, frozenset({str(number)}), when=False)
     return None
+
+
+def _limited_numbers(site: Site, operands: list[Value]) -> Finite | None:
+    """Return the numbers that limited elements are not; None without finite limits.
+
+    An element is one of the operands' elements, or nan if one of these is nan. It is at most the finite operand of a
+    minimum, and at least the finite operand of a maximum. `clamp` is the minimum of a maximum.
+    """
+    if site.name not in ("max", "min", "clamp"):
+        return None
+    literals = [_literal(site, atom) for atom in site.eqn.invars]
+    numbers = [value.fact for value, literal in zip(operands, literals, strict=True) if literal is None]
+    if len(numbers) != 1 or not all(literal is None or math.isfinite(literal) for literal in literals):
+        return None
+    limits = {"max": {"-inf"}, "min": {"inf"}, "clamp": {"inf", "-inf"}}[site.name]
+    return Finite(frozenset(limits | (numbers[0].excluded if isinstance(numbers[0], Finite) else set())))
 
 
 def _lane_numbers(site: Site, value: Value) -> LaneRows | None:

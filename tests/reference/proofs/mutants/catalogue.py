@@ -8,6 +8,7 @@ from mutants import (
     keys_and_bounds,
     lanes,
     lost_facts,
+    mutable_arrays,
     owners,
     packed,
     rule_parameters,
@@ -17,7 +18,7 @@ from mutants import (
     unnamed,
     verification,
 )
-from mutants.kernels import declared, grid_kernels, read_kernels, whole_kernels
+from mutants.kernels import buffered_kernels, declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
 from mutants.rows import (
@@ -32,7 +33,7 @@ from mutants.rows import (
     row_numbers,
     whole_pools,
 )
-from mutants.tokens import token_indices, token_scans, token_sums
+from mutants.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     padding,
@@ -54,10 +55,12 @@ THEMES = (
     read_kernels,
     whole_kernels,
     grid_kernels,
+    buffered_kernels,
     unnamed,
     idle,
     held_rows,
     lost_facts,
+    mutable_arrays,
     sequences,
     boundaries,
     executables,
@@ -66,6 +69,7 @@ THEMES = (
     token_neighbours,
     token_indices,
     token_scans,
+    token_loops,
     token_sums,
     tenants,
     verification,

@@ -11,6 +11,7 @@ from zoo import (
     layers,
     loops,
     mamba,
+    mutable_arrays,
     packed,
     pages,
     row_caches,
@@ -19,18 +20,20 @@ from zoo import (
     token_neighbours,
     verification,
 )
-from zoo.kernels import grid_kernels, read_kernels, whole_kernels
+from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
-from zoo.tokens import token_indices, token_scans, token_sums
+from zoo.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     gated_delta,
     mamba,
+    mutable_arrays,
     packed,
     token_neighbours,
     token_indices,
     token_scans,
+    token_loops,
     token_sums,
     attention,
     experts,
@@ -44,6 +47,7 @@ THEMES = (
     read_kernels,
     whole_kernels,
     grid_kernels,
+    buffered_kernels,
     speculative,
     sharded,
     sharded_experts,

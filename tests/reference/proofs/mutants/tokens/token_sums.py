@@ -21,6 +21,7 @@ from zoo.tokens.token_sums import (
     softmax,
     summed,
     weighted,
+    without_nan,
 )
 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.STALE, Kind.FRAME)
@@ -88,6 +89,14 @@ MUTANTS = (
         lambda cu: (index()[None] >= cu[:-1, None]) | (index()[None] < cu[1:, None]))),
     _sum("outside", "outside the bounds", summed(lambda cu: ~between(cu))),
     _sum("infinite", "zero times nan is nan", weighted(of_lane, lambda x: x)),
+    _sum("clipped-nan", "nan is within every limit", weighted(of_lane, lambda x: jnp.clip(x, -3.0, 3.0))),
+    _sum("clipped-above", "no lower limit", weighted(of_lane, lambda x: without_nan(jnp.minimum(x, 3.0)))),
+    _sum("clipped-below", "no upper limit", weighted(of_lane, lambda x: without_nan(jnp.maximum(x, -3.0)))),
+    _sum("clipped-inf", "a limit is infinite", weighted(of_lane, lambda x: without_nan(jnp.clip(x, -3.0, jnp.inf)))),
+    _sum("clipped-by-data", "limits by data", weighted(of_lane, lambda x: without_nan(jnp.clip(x, -abs(x), abs(x))))),
+    _sum("clipped-late", "clipped and divided", weighted(of_lane, lambda x: without_nan(1 / jnp.clip(x, 0.0, 3.0)))),
+    _sum("clipped-narrow", "limits beyond the range of the dtype",
+         weighted(of_lane, lambda x: without_nan(jnp.clip(x, -1e9, 1e9)).astype(jnp.float16))),
     _mask("and", "other lanes' later tokens are excluded only", lambda cu: (
         (rows_and_columns(cu)[0] != rows_and_columns(cu)[1]) & (index()[:, None] < index()[None])), False),
     _mask("excluded", "the tokens to exclude", excluded),

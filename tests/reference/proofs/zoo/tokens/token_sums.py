@@ -57,6 +57,10 @@ def finite(x: Array) -> Array:
     return jnp.where(jnp.isfinite(x), x, 0.0)
 
 
+def without_nan(x: Array) -> Array:
+    return jnp.where(jnp.isnan(x), 0.0, x)
+
+
 def summed(mask: Callable[[Array], Array]) -> Step:
     return lambda x, cu: jnp.where(mask(cu)[..., None], x[None], 0.0).sum(axis=1)
 
@@ -76,6 +80,10 @@ SUMMED = {
     "masked between bounds": summed(between),
     "weights by id": weighted(of_lane),
     "weights between bounds": weighted(between),
+    "clipped without nan": weighted(of_lane, lambda x: jnp.clip(without_nan(x), -3.0, 3.0)),
+    "clipped, then without nan": weighted(of_lane, lambda x: without_nan(lax.clamp(-3.0, 1 / x, 3.0))),
+    "clipped twice": weighted(of_lane, lambda x: without_nan(jnp.minimum(jnp.maximum(jnp.exp(x), -3.0), 3.0))),
+    "finite, then a greater one": weighted(of_lane, lambda x: jnp.maximum(finite(x), 0.0)),
 }
 """Sums over the tokens of each lane."""
 LOWER = np.tril(np.ones((TOKENS, TOKENS), bool))

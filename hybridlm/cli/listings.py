@@ -1,0 +1,72 @@
+"""Lists: `hybridlm cache`, compiled steps that are kept between processes; `hybridlm families`, families of models."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from hybridlm.cli.options import Debug, console_for_table, reported, table_of
+from hybridlm.prefix_cache.budget import to_bytes
+from hybridlm.programs.compilation_cache import STEPS, cache_of
+from ir_passes.compile.stored import ExecutableStore
+from models import WRAPPERS, families
+
+cache = typer.Typer(no_args_is_help=True, help="List or delete compiled steps that are kept between processes.")
+
+Folder = Annotated[
+    Path | None, typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default")
+]
+
+
+@cache.command("list")
+def list_steps(folder: Folder = None, debug: Debug = False) -> None:
+    """Show every compiled step with its size, compile time and last use."""
+    with reported(debug):
+        store = _store(folder)
+        table = table_of("step", "MB", "compiled in", "last used", "file", text_columns=5, overflow="fold")
+        entries = store.entries()
+        for entry in entries:
+            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+            label = "damaged, or another's" if entry.label is None else entry.label
+            row = (label, f"{entry.bytes / 1e6:,.1f}", f"{entry.seconds:.1f} s", used, entry.name[:12])
+            table.add_row(*map(Text, row))
+        console_for_table().print(table)
+        total = sum(entry.bytes for entry in entries)
+        typer.echo(f"{store.directory}: {len(entries)} steps, {total / 1e6:,.1f} of {store.max_bytes / 1e6:,.0f} MB")
+
+
+@cache.command("clear")
+def clear(
+    folder: Folder = None,
+    max_size: Annotated[str, typer.Option(help="Keep that much, what was used last, as 500MB.", metavar="SIZE")] = "0B",
+    debug: Debug = False,
+) -> None:
+    """Delete compiled steps, those first that were not used for the longest."""
+    with reported(debug):
+        store = _store(folder)
+        count, size = store.forget(to_bytes(max_size, "--max-size"))
+        typer.echo(f"{store.directory}: {count} steps deleted, {size / 1e6:,.1f} MB")
+
+
+def _store(folder: Path | None) -> ExecutableStore:
+    store = cache_of(folder).folder
+    if store is None:
+        raise ValueError("expected JAX's compilation cache, or one of the user's own, in a local folder; give --folder")
+    return ExecutableStore(store / STEPS)
+
+
+def list_families(debug: Debug = False) -> None:
+    """List families with model types, origin and state of a sequence.
+
+    The origin is "built in", or a distribution and its version. The state is given by the names of its dimensions,
+    with caches in bfloat16; `hybridlm inspect` prints sizes. A wrapper is a model around a text model of a family.
+    """
+    with reported(debug):
+        table = table_of("family", "model types", "origin", "state", text_columns=4, overflow="fold")
+        for family, origin in families().items():
+            state = "\n".join(family.state_formulas())
+            table.add_row(*map(Text, (family.name, "\n".join(family.model_types), origin, state)))
+        console_for_table().print(table)
+        typer.echo("wrappers: " + ", ".join(name for wrapper in WRAPPERS for name in wrapper.model_types))

@@ -1,1 +1,0 @@
-"""Commands for lists: stored steps (`cache`) and families of models (`families`)."""

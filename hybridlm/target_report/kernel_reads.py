@@ -1,0 +1,92 @@
+"""Reads of a step's GPU kernels at given lengths, in place of what the kernels declare."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybridlm.programs.shapes import Shape
+from hybridlm.steps.operands import StepInputs, blocks_for
+from ir_passes.kernels.reads import KernelReads, kernel_reads
+from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
+
+CALL = "/pallas_call"
+"""End of JAX's name of a kernel, behind the kernel's own."""
+
+
+def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list[Any]:
+    """Return the lengths, positions and sampling settings among a step's inputs, None for all others.
+
+    Args:
+        shape: shape of the step.
+        arguments: example arguments: parameters, rows, `StepInputs`.
+        context: positions of each lane after the step; prompts and texts begin at 0.
+    """
+    *others, inputs = arguments
+    assert isinstance(inputs, StepInputs)
+    lanes, tokens = shape.lanes, shape.tokens
+    begins = shape.step == "score" or (shape.tokens > 1 and shape.step == "generate")
+    first = 0 if begins else context - tokens
+    values = {
+        "lengths": np.full(lanes, tokens, np.int32),
+        "positions": np.full(lanes, first, np.int32),
+        "kv_blocks": blocks_for(first + tokens),
+        "top_k": np.full(lanes, 1, np.int32),
+        "top_p": np.full(lanes, 0.5, np.float32),
+    }
+    leaves = jax.tree.leaves_with_path((others, inputs))
+    return [values.get(getattr(path[-1], "name", "")) if path[0].idx == 1 else None for path, _ in leaves]
+
+
+def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
+    """Return lanes times key/value heads on a device, for each size of a KV cache among a step's arguments.
+
+    Args:
+        arguments: example arguments of the step.
+        lanes: of the step, on all devices.
+    """
+    sizes = set[int]()
+    for path, leaf in jax.tree.leaves_with_path(arguments):
+        if getattr(path[-1], "name", "") == "key" and len(leaf.shape) == 4:
+            sharding = getattr(leaf, "sharding", None)
+            rows, heads, *_ = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+            sizes.add(max(1, lanes * rows // leaf.shape[0]) * heads)
+    return sizes
+
+
+def counted_kernels(
+    kernels: Kernels, program: Any, known: Sequence[Any], cache: int
+) -> tuple[Kernels, tuple[str, ...]]:
+    """Return the operations with the counted reads of GPU kernels, and the names of uncounted kernels.
+
+    An uncounted kernel keeps the bytes that it declares.
+
+    Args:
+        kernels: operations of the compiled step.
+        program: jaxpr of the step.
+        known: as `known_inputs`.
+        cache: bytes of the device's cache.
+    """
+    return with_reads(kernels, kernel_reads(program, known), cache)
+
+
+def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
+    """Return the operations with the mean counted reads of kernels with the same name and operands.
+
+    The second result has the names of kernels without a count.
+    """
+    counted: dict[Any, list[int]] = defaultdict(list)
+    for kernel in reads:
+        counted[kernel.name, kernel.shapes].append(kernel.read(cache))
+
+    operations, uncounted = list[ScheduledKernel](), dict[str, None]()
+    for kernel in kernels.kernels:
+        name = kernel.op_name.removesuffix(CALL).rpartition("/")[2]
+        counts = counted.get((name, kernel.shapes)) if kernel.shapes else None
+        if kernel.shapes and counts is None:
+            uncounted[name] = None
+        operations.append(replace(kernel, read=sum(counts) // len(counts)) if counts else kernel)
+    return Kernels(tuple(operations)), tuple(uncounted)

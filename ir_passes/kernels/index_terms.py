@@ -1,0 +1,194 @@
+"""Index expressions of a kernel as terms, to show that two indices are equal, different or in bounds.
+
+A term is a constant, an unknown number, or an elementwise operation on terms. Operations are pure, so equal terms are
+equal numbers. Terms are evaluated for all cases if each unknown number has few values (`domains`), or if the terms
+depend on its remainders alone, as `number % 2`, `(number + 1) % 2` and `number & 1` do.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import ELEMENTWISE
+
+MAX_CASES = 1024
+"""Cases of the unknown numbers that are evaluated."""
+Domains = Mapping["Term", Sequence[int]]
+"""Unknown number -> all of its values, as a range if they are many."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """An index expression: a scalar, int or bool.
+
+    Attributes:
+        name: name of the operation; "" for a constant or an unknown number.
+        key: the constant, the key of the unknown number, or the parameters of the operation.
+        operands: terms of the operands.
+        eqn: an equation with the operation; None for a constant or an unknown number.
+    """
+
+    name: str
+    key: Hashable
+    operands: "tuple[Term, ...]" = ()
+    eqn: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def constant(self) -> int | None:
+        """The number of a constant term."""
+        return self.key if isinstance(self.key, int) else None
+
+    def substituted(self, terms: "Mapping[Term, Term]") -> "Term":
+        """Return the term with terms instead of unknown numbers."""
+        if self in terms:
+            return terms[self]
+        operands = [operand.substituted(terms) for operand in self.operands]
+        if self.eqn is not None:
+            return operation(self.eqn, operands)
+        return Term(self.name, self.key, tuple(operands))
+
+
+def constant(number: Any) -> Term:
+    """Return the term of a number."""
+    return Term("", int(number))
+
+
+def unknown(key: Hashable, operands: Sequence[Term] = ()) -> Term:
+    """Return the term of an unknown number, equal for equal keys and operands."""
+    return Term("", ("unknown", key), tuple(operands))
+
+
+def operation(eqn: Any, operands: Sequence[Term]) -> Term:
+    """Return the term of an operation on scalars."""
+    name = eqn.primitive.name
+    if name == "convert_element_type" and ir.dtype_of(eqn.invars[0]) in (np.bool_, ir.dtype_of(eqn.outvars[0])):
+        return operands[0]
+    term = Term(name, str(sorted(eqn.params.items())), tuple(operands), eqn)
+    return constant(_numbers(term, {})) if all(value.constant is not None for value in operands) else term
+
+
+def is_operation(eqn: Any) -> bool:
+    """True if an equation is an operation of terms."""
+    variables = (*eqn.invars, *eqn.outvars)
+    return eqn.primitive.name in ELEMENTWISE and all(
+        ir.shape_of(atom) == () and np.dtype(ir.dtype_of(atom)).kind in "iub" for atom in variables
+    )
+
+
+def _numbers(term: Term, cases: Mapping[Term, np.ndarray]) -> Any:
+    """Return the numbers of a term in all cases, int64 [cases]."""
+    if term in cases:
+        return cases[term]
+    shape = next(iter(cases.values())).shape if cases else ()
+    if term.constant is not None:
+        return np.full(shape, term.constant)
+    operands = [
+        np.asarray(_numbers(operand, cases)).astype(ir.dtype_of(atom))
+        for operand, atom in zip(term.operands, term.eqn.invars, strict=True)
+    ]
+    with jax.ensure_compile_time_eval():
+        return np.asarray(term.eqn.primitive.bind(*operands, **term.eqn.primitive.get_bind_params(term.eqn.params)))
+
+
+def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | None:
+    """Return the numbers of terms in all cases; None if they cannot be listed.
+
+    Let terms depend on a number n by remainders of n + c by k alone, for some c and k, and let K be the least common
+    multiple of all k. Then n and n + K give the same numbers if no n + c changes its sign or wraps in between. So every
+    number gives what some number within K + max |c| of 0 or of an end of its domain gives.
+    """
+    remainders: dict[Term, list[tuple[int, int, Any]]] = {}
+    listed: dict[Term, Sequence[int]] = {}
+    if not all(_can_be_listed(term, domains, listed, remainders) for term in terms):
+        return None
+    for number, uses in remainders.items():
+        if number in listed or len({dtype for _, _, dtype in uses}) != 1:
+            return None
+        limits = np.iinfo(uses[0][2])
+        whole = domains.get(number, range(limits.min, int(limits.max) + 1))
+        reach = math.lcm(*(k for _, k, _ in uses)) + max(abs(by) for by, _, _ in uses)
+        if reach > MAX_CASES:
+            return None
+        near = (range(end - reach, end + reach + 1) for end in (whole[0], 0, whole[-1]))
+        listed[number] = sorted({n for part in near for n in part if n in whole})
+    if math.prod(map(len, listed.values())) > MAX_CASES:
+        return None
+    grids = np.meshgrid(*(np.asarray(numbers, np.int64) for numbers in listed.values()), indexing="ij")
+    cases = {number: grid.reshape(-1) for number, grid in zip(listed, grids, strict=True)}
+    return [np.asarray(_numbers(term, cases)) for term in terms]
+
+
+def _can_be_listed(
+    term: Term, domains: Domains, listed: dict[Term, Sequence[int]], remainders: dict[Term, list[tuple[int, int, Any]]]
+) -> bool:
+    """True if unknown numbers have domains, or occur in remainders alone; collects both."""
+    if term.constant is not None:
+        return True
+    if term in domains and len(domains[term]) <= MAX_CASES:
+        listed[term] = domains[term]
+        return True
+    modulus = (term.operands[1].constant or 0) + (term.name == "and") if term.name in ("rem", "and") else 0
+    if modulus > 0 and (term.name == "rem" or modulus & (modulus - 1) == 0):
+        number, by = without_constant(term.operands[0])
+        if not number.name and number.constant is None and isinstance(domains.get(number, range(0)), range):
+            dtype = np.dtype(ir.dtype_of(term.eqn.invars[0]))
+            remainders.setdefault(number, []).append((by, modulus, dtype))
+            return dtype.kind == "i"
+    return bool(term.name) and all(_can_be_listed(operand, domains, listed, remainders) for operand in term.operands)
+
+
+def without_constant(term: Term) -> tuple[Term, int]:
+    """Return x and c of a term x + c."""
+    if term.name in ("add", "sub"):
+        sign = 1 if term.name == "add" else -1
+        for k, other in ((1, 0), (0, 1))[: 2 if sign == 1 else 1]:
+            by = term.operands[k].constant
+            if by is not None:
+                number, more = without_constant(term.operands[other])
+                return number, more + sign * by
+    return term, 0
+
+
+def equal(first: Term, second: Term, domains: Domains) -> bool:
+    """True if two terms are the same number in all cases."""
+    if first == second:
+        return True
+    cases = numbers_of((first, second), domains)
+    return cases is not None and bool(np.all(cases[0] == cases[1]))
+
+
+def in_bounds(term: Term, size: int, domains: Domains) -> bool:
+    """True if a term is in [0, size) in all cases."""
+    cases = numbers_of((term,), domains)
+    return cases is not None and bool(np.all((cases[0] >= 0) & (cases[0] < size)))
+
+
+def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
+    """Return all values of a number that a loop carries; None if they are not few.
+
+    Args:
+        number: the unknown number at the start of an iteration.
+        first: its value before the loop.
+        following: its value after an iteration.
+    """
+    reached: list[int] = []
+    value = first
+    while value.constant is not None and value.constant not in reached:
+        reached.append(value.constant)
+        if len(reached) > MAX_CASES:
+            return None
+        value = following.substituted({number: value})
+    return None if value.constant is None else reached
+
+
+def comparison(term: Term) -> tuple[Term, Term] | None:
+    """Return x and y of a condition x < y; None for another condition."""
+    if term.name not in ("lt", "gt"):
+        return None
+    x, y = term.operands if term.name == "lt" else term.operands[::-1]
+    return x, y

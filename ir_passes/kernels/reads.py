@@ -1,0 +1,383 @@
+"""Bytes that the kernels of a step read, counted in their programs for given lengths.
+
+A kernel's loads have fixed sizes; how often they run follows from loop counts. These are computed from known operands:
+lengths, positions, and experts that are drawn uniformly. So a kernel that loops over a range of experts, or over a
+context's limit, is counted with all its reads, whatever its metadata declares.
+
+More than 300 lines: one interpreter of kernels with its operations.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.dtypes import is_key
+from ir_passes.kernels.blocks import Blocks
+from ir_passes.kernels.memory import UnreadableKernel
+
+MAX_KNOWN = 1 << 16
+"""Numbers of a value outside kernels that is computed."""
+MAX_KNOWN_INSIDE = 1 << 10
+"""Numbers of a value inside a kernel that is computed."""
+MAX_TURNS = 1 << 12
+"""Iterations of a loop that are run one by one."""
+UNKNOWN = None
+SEED = 11
+"""Seed of the experts that rows choose."""
+
+
+class UncountedKernel(ValueError):
+    """A loop of a kernel has an unknown number of iterations."""
+
+
+@dataclass(frozen=True)
+class KernelReads:
+    """Reads of one kernel.
+
+    Attributes:
+        name: of the kernel.
+        shapes: of its operands.
+        loaded: bytes that all its program instances load of each operand.
+        sizes: bytes of each operand.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    loaded: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def read(self, cache: int) -> int:
+        """Return the bytes read from memory: further loads of an operand that fits into the cache are free."""
+        pairs = zip(self.loaded, self.sizes, strict=True)
+        return sum(min(loaded, size) if size <= cache else loaded for loaded, size in pairs)
+
+
+def kernel_reads(program: ir.ClosedJaxpr, known: Sequence[Any]) -> Iterator[KernelReads]:
+    """Yield the reads of each kernel that can be counted, in program order.
+
+    Args:
+        program: of a step.
+        known: for each of its inputs a value, or None for an unknown value.
+    """
+    found: list[KernelReads] = []
+    _Step(found, {}).run(program.jaxpr, program.consts, known)
+    yield from found
+
+
+def _computed(eqn: ir.JaxprEqn, args: Sequence[Any], limit: int) -> list[Any]:
+    """Return the results of an equation if all operands are known and small, else unknown ones."""
+    unknown = [UNKNOWN] * len(eqn.outvars)
+    if any(arg is UNKNOWN for arg in args) or any(prod(ir.shape_of(var)) > limit for var in eqn.outvars):
+        return unknown
+    if any(is_key(ir.dtype_of(var)) for var in eqn.outvars) or any(True for _ in ir.sub_jaxprs(eqn)):
+        return unknown
+    with jax.ensure_compile_time_eval():
+        results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
+    return [np.asarray(result) for result in (results if eqn.primitive.multiple_results else [results])]
+
+
+class _Values:
+    """Walk over a program with values that may be unknown."""
+
+    limit = MAX_KNOWN
+
+    def _layout_constraint(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        return args
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+
+        def read(atom: Any) -> Any:
+            return np.asarray(atom.val) if isinstance(atom, ir.Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            env.update(zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        method: Callable[..., Sequence[Any]] | None = getattr(self, f"_{eqn.primitive.name}", None)
+        if method is not None:
+            return method(eqn, args)
+        body = ir.body_of(eqn)
+        if body is not None:
+            return self.run(body.jaxpr, body.consts, args)
+        return _computed(eqn, args, self.limit)
+
+
+class _Step(_Values):
+    """The program of a step; `found` receives the reads of its kernels.
+
+    Args:
+        found: list to append to.
+        counted: kernel and known operands -> bytes loaded of each operand.
+    """
+
+    def __init__(self, found: list[KernelReads], counted: dict[Any, tuple[int, ...]]):
+        self._found, self._counted = found, counted
+
+    def _top_k(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        """Draw the chosen indices uniformly, if the scores are unknown."""
+        results = _computed(eqn, args, self.limit)
+        if results[1] is UNKNOWN:
+            (*rows, _), (*_, choices) = ir.shape_of(eqn.outvars[1]), ir.shape_of(eqn.invars[0])
+            per_row = ir.shape_of(eqn.outvars[1])[-1]
+            scores = np.random.default_rng(SEED).random((*rows, choices))
+            results[1] = np.argsort(scores, axis=-1)[..., :per_row].astype(np.int32)
+        return results
+
+    def _each_body(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        for inner in ir.sub_jaxprs(eqn):
+            operands = args[1:] if eqn.primitive.name == "cond" else [UNKNOWN] * len(inner.invars)
+            self.run(inner, [UNKNOWN] * len(inner.constvars), operands)
+        return [UNKNOWN] * len(eqn.outvars)
+
+    _cond = _while = _scan = _shard_map = _each_body
+
+    def _pallas_call(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        try:
+            key = str(eqn.params["jaxpr"]), str(eqn.params["grid_mapping"]), tuple(map(_digest, args))
+            if key not in self._counted:
+                self._counted[key] = _loaded(eqn, args)
+            shapes = tuple(map(ir.shape_of, eqn.invars))
+            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
+            self._found.append(KernelReads(eqn.params["name"], shapes, self._counted[key], sizes))
+        except (UncountedKernel, UnreadableKernel):
+            pass
+        return [UNKNOWN] * len(eqn.outvars)
+
+
+def _digest(value: Any) -> Any:
+    return None if value is UNKNOWN else (value.shape, value.tobytes())
+
+
+@dataclass
+class _CountedMemory:
+    """Memory of a kernel: an operand with its known block, or another one, which is not counted."""
+
+    number: int | None
+    content: Any = UNKNOWN
+
+
+@dataclass
+class _Instance(_Values):
+    """One program instance; `loaded` counts the bytes of each operand.
+
+    Attributes:
+        ids, grid: of the instance.
+        loaded: bytes by operand.
+    """
+
+    ids: tuple[int | None, ...]
+    grid: tuple[int, ...]
+    loaded: dict[int, int] = field(default_factory=dict)
+    limit = MAX_KNOWN_INSIDE
+
+    def _program_id(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        number = self.ids[eqn.params["axis"]]
+        return [UNKNOWN if number is UNKNOWN else np.int32(number)]
+
+    def _num_programs(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        return [np.int32(self.grid[eqn.params["axis"]])]
+
+    def _multiple_of(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        return [args[0]]
+
+    _max_contiguous = _multiple_of
+
+    def _charge(self, memory: _CountedMemory, eqn: ir.JaxprEqn) -> None:
+        if memory.number is not None:
+            (var, *_) = eqn.outvars
+            size = prod(ir.shape_of(var)) * np.dtype(ir.dtype_of(var)).itemsize
+            self.loaded[memory.number] = self.loaded.get(memory.number, 0) + size
+
+    def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        memory, *indexers = args
+        self._charge(memory, eqn)
+        if memory.content is UNKNOWN:
+            return [UNKNOWN]
+        transforms = jax.tree.unflatten(eqn.params["tree"], range(len(indexers)))
+        return [_indexed(memory.content, transforms, indexers, ir.shape_of(eqn.outvars[0]))]
+
+    def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        memory = next(arg for arg in args if isinstance(arg, _CountedMemory))
+        self._charge(memory, eqn)
+        return [UNKNOWN]
+
+    def _addupdate(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        return []
+
+    def _swap(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        return [UNKNOWN] * len(eqn.outvars)
+
+    _masked_swap = _swap
+
+    def _cond(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        predicate, *operands = args
+        branches = eqn.params["branches"]
+        if predicate is not UNKNOWN:
+            chosen = branches[min(max(int(predicate), 0), len(branches) - 1)]
+            return self.run(chosen.jaxpr, chosen.consts, operands)
+        most: dict[int, int] = {}
+        for branch in branches:
+            part = _Instance(self.ids, self.grid)
+            part.run(branch.jaxpr, branch.consts, operands)
+            most = {number: max(most.get(number, 0), part.loaded.get(number, 0)) for number in {*most, *part.loaded}}
+        self._include(most, 1)
+        return [UNKNOWN] * len(eqn.outvars)
+
+    def _include(self, loaded: dict[int, int], times: int) -> None:
+        for number, size in loaded.items():
+            self.loaded[number] = self.loaded.get(number, 0) + times * size
+
+    def _scan(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        body, length = ir.closed(eqn.params["jaxpr"]), int(eqn.params["length"])
+        consts, carries = ir.scan_counts(eqn)
+        carry = list(args[consts : consts + carries])
+        xs = [arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in args[consts + carries :]]
+
+        def turn(carry: list[Any]) -> tuple[dict[int, int], list[Any]]:
+            part = _Instance(self.ids, self.grid)
+            results = part.run(body.jaxpr, body.consts, [*args[:consts], *carry, *xs])
+            return part.loaded, results[:carries]
+
+        self._repeat(turn, carry, length)
+        return [UNKNOWN] * len(eqn.outvars)
+
+    def _while(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        condition, body = ir.closed(eqn.params["cond_jaxpr"]), ir.closed(eqn.params["body_jaxpr"])
+        split, of_condition = eqn.params["cond_nconsts"] + eqn.params["body_nconsts"], eqn.params["cond_nconsts"]
+        carry = list(args[split:])
+
+        def turn(carry: list[Any]) -> tuple[dict[int, int], list[Any]]:
+            part = _Instance(self.ids, self.grid)
+            results = part.run(body.jaxpr, body.consts, [*args[of_condition:split], *carry])
+            return part.loaded, results
+
+        turns = _counted_turns(condition.jaxpr, body.jaxpr, args[:of_condition], carry)
+        if turns is not None:
+            self._repeat(turn, carry, turns)
+            return [UNKNOWN] * len(eqn.outvars)
+        for _ in range(MAX_TURNS):
+            (more,) = self.run(condition.jaxpr, condition.consts, [*args[:of_condition], *carry])
+            if more is UNKNOWN:
+                break
+            if not more:
+                return carry
+            loaded, carry = turn(carry)
+            self._include(loaded, 1)
+        raise UncountedKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
+
+    def _repeat(self, turn: Callable[[list[Any]], tuple[dict[int, int], list[Any]]], carry: list[Any], times: int):
+        """Add the loads of all iterations: of one, or one by one if they differ."""
+        try:
+            loaded, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
+        except UncountedKernel:
+            if times > MAX_TURNS:
+                raise
+            for _ in range(times):
+                loaded, carry = turn(carry)
+                self._include(loaded, 1)
+        else:
+            self._include(loaded, times)
+
+
+def _counted_turns(condition: Any, body: Any, consts: Sequence[Any], carry: Sequence[Any]) -> int | None:
+    """Return the number of iterations of a loop over a known range; None for another loop."""
+    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
+        return None
+    values = dict(zip(condition.invars, [*consts, *carry], strict=True))
+    index, end = condition.eqns[0].invars
+    if isinstance(index, ir.Literal) or index not in condition.invars[len(consts) :]:
+        return None
+    number = list(condition.invars[len(consts) :]).index(index)
+    steps = [eqn for eqn in body.eqns if eqn.outvars[0] is body.outvars[number]]
+    first, inside = values[index], body.invars[len(body.invars) - len(carry) + number]
+    one_more = len(steps) == 1 and steps[0].primitive.name == "add" and steps[0].invars[0] is inside
+    one_more = one_more and isinstance(steps[0].invars[1], ir.Literal) and int(steps[0].invars[1].val) == 1
+    if not isinstance(end, ir.Literal) and end in condition.invars[len(consts) :]:
+        place = list(condition.invars[len(consts) :]).index(end)
+        one_more = one_more and body.outvars[place] is body.invars[len(body.invars) - len(carry) + place]
+    last = end.val if isinstance(end, ir.Literal) else values[end]
+    if not one_more or first is UNKNOWN or last is UNKNOWN:
+        return None
+    return max(0, int(last) - int(first))
+
+
+def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Return the elements of a known block at a place; unknown for a place that is computed from unknown values."""
+    transforms = jax.tree.leaves(transforms, is_leaf=lambda leaf: hasattr(leaf, "indices"))
+    transforms = [transform for transform in transforms if hasattr(transform, "indices")]
+    if not transforms:
+        return content
+    places: list[Any] = []
+    for index in transforms[0].indices:
+        start = getattr(index, "start", index)
+        value = indexers[start] if isinstance(start, int) and not hasattr(index, "size") else start
+        if hasattr(index, "size"):
+            value = start if index.is_dynamic_start is False else indexers[start]
+        if value is UNKNOWN:
+            return UNKNOWN
+        places.append(slice(int(value), int(value) + index.size) if hasattr(index, "size") else value)
+    return np.asarray(content[tuple(places)]).reshape(shape)
+
+
+def _loaded(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the bytes that all instances of a kernel load of each operand.
+
+    Raises:
+        UncountedKernel, UnreadableKernel: a loop or a block that cannot be counted.
+    """
+    mapping, jaxpr = eqn.params["grid_mapping"], eqn.params["jaxpr"]
+    if mapping.num_dynamic_grid_bounds or mapping.num_index_operands:
+        raise UnreadableKernel("a grid or blocks whose sizes are computed")
+    grid = tuple(map(int, mapping.grid))
+    blocks = [Blocks.of(block, grid) for block in mapping.block_mappings[: mapping.num_inputs]]
+    others = [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
+    known = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
+    # Instances that differ along another axis have the same known operands, and mostly the same loops.
+    axes = set().union(*(block.axes for block, array in zip(blocks, known, strict=True) if array is not UNKNOWN))
+    try:
+        return _sum_loads(jaxpr, grid, blocks, known, others, axes)
+    except UncountedKernel:
+        return _sum_loads(jaxpr, grid, blocks, known, others, set(range(len(grid))))
+
+
+def _sum_loads(
+    jaxpr: Any, grid: tuple[int, ...], blocks: Sequence[Blocks], known: Sequence[Any], others: Any, axes: set[int]
+) -> tuple[int, ...]:
+    """Return the bytes that all instances load of each operand, with unknown numbers along all but some grid axes."""
+    total, counted = dict[int, int](), dict[Any, dict[int, int]]()
+    for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
+        numbers = tuple(int(number) if axis in axes else UNKNOWN for axis, number in enumerate(ids))
+        contents = [_block(block, array, numbers) for block, array in zip(blocks, known, strict=True)]
+        needs_numbers = len(axes) == len(grid)
+        key = (numbers if needs_numbers else None), tuple(map(_digest, contents))
+        if key not in counted:
+            instance = _Instance(numbers if needs_numbers else (UNKNOWN,) * len(grid), grid)
+            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
+            counted[key] = instance.loaded
+        total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
+    times = prod(size for axis, size in enumerate(grid) if axis not in axes)
+    return tuple(times * total.get(number, 0) for number in range(len(known)))
+
+
+def _block(blocks: Blocks, array: Any, numbers: Sequence[Any]) -> Any:
+    """Return the block of a known operand for the numbers of an instance."""
+    if array is UNKNOWN:
+        return UNKNOWN
+    places = _Instance(tuple(numbers), ()).run(
+        blocks.index_map, (), [n if n is UNKNOWN else np.int32(n) for n in numbers]
+    )
+    if any(place is UNKNOWN for place in places):
+        return UNKNOWN
+    spans = [
+        slice(int(place) * part.block, (int(place) + 1) * part.block)
+        for place, part in zip(places, blocks.components, strict=True)
+    ]
+    return np.squeeze(array[tuple(spans)], axis=blocks.squeezed)

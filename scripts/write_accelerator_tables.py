@@ -1,0 +1,210 @@
+"""Write the tables of docs/accelerators.md: steps of Qwen3.5-35B-A3B, and bytes and kernels by part.
+
+    python scripts/write_accelerator_tables.py [--tables decode prompts tpu parts] [--rows "8 131,072 off"] [--new]
+
+Takes the extras target-cuda and target-tpu, and an hour of a core. The page is written after every step; rows that it
+has already are kept, unless --new. The exit status is 1 if a step has a finding.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridlm.compiler.targets import ScheduledKernel
+
+ROOT = Path(__file__).resolve().parents[1]
+LARGE_MODEL, ONE_GPU = "Qwen3.5-35B-A3B", "nvidia-h200"
+CHUNK, PROMPTS = 256, 8
+MODES = ("off", "auto")
+FITTING = [(1, 4096), (8, 4096), (64, 4096), (1, 131072), (8, 131072), (1, 262144), (8, 262144)]
+"""Lanes and positions that fit one H200."""
+PARTS = {
+    "attention": "/Attention/", "recurrent states": "recurrent_step|delta_rule|/ssd", "convolutions": "conv",
+    "sampling with filters": "/sample/", "products": "/projection/", "experts": "expert_dot",
+}  # fmt: skip
+"""Part of a step -> pattern in JAX's name or the source of its operations; the first that fits counts."""
+KINDS = {
+    "layers of experts": "/Moe/", "Gated DeltaNets": "/GatedDeltaNet/", "attentions": "/Attention/",
+    "sampling with filters": "/sample/",
+}  # fmt: skip
+LAYERS = {"layers of experts": 40, "Gated DeltaNets": 30, "attentions": 10}
+STEP_COLUMNS = "operations | in loops | host waits | scratch, GB | moved, GB | floor, GB | x floor"
+COLUMNS = {
+    "decode": f"lanes | positions | kernels | {STEP_COLUMNS}",
+    "kinds": "kernels | operations of | count | each layer",
+    "prompts": f"rows | positions | kernels | {STEP_COLUMNS}",
+    "tpu": "target | lanes | positions | operations | in loops | scratch, GB | moved, GB | floor, GB | x floor",
+    "parts": "model | kernels | part | GB | of the floor",
+}
+"""Table -> its columns; `kinds` comes from the step of 64 lanes in `decode`."""
+HEADS = {name: [column.strip() for column in columns.split("|")] for name, columns in COLUMNS.items()}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step to compile.
+
+    Attributes:
+        table, key: of its rows; `key` are their first cells.
+        model, target, lanes, context, kernels, tokens: of the step.
+        mesh: sizes of the axes, None for one device.
+    """
+
+    table: str
+    key: tuple[str, ...]
+    model: str
+    target: str
+    lanes: int
+    context: int
+    kernels: str
+    tokens: int = 1
+    mesh: dict[str, int] | None = None
+
+
+def jobs() -> Iterator[Job]:
+    """Yield all steps."""
+    for lanes, context in FITTING:
+        for kernels in MODES:
+            key = str(lanes), f"{context:,}", kernels
+            yield Job("decode", key, LARGE_MODEL, ONE_GPU, lanes, context, kernels)
+    for kernels in MODES:
+        yield Job("prompts", (f"{PROMPTS} x {CHUNK}", "4,096", kernels), LARGE_MODEL, ONE_GPU, 64, 4096, kernels, CHUNK)
+    for lanes, context in [(64, 4096), (8, 131072), (8, 262144)]:
+        key, mesh = ("tpu-v5e:8 model=8", str(lanes), f"{context:,}"), {"model": 8}
+        yield Job("tpu", key, LARGE_MODEL, "tpu-v5e:8", lanes, context, "off", mesh=mesh)
+    for model in ("131M", "752M"):
+        yield Job("parts", (model, "off"), model, "nvidia-h100", 64, 4096, "off")
+
+
+def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]], tuple[str, ...]]:
+    """Compile a step; return the rows of its tables, and its faults."""
+    from graph_thunks import ASKING_THE_HOST, thunks_outside_graphs
+
+    from hybridlm.compiler.targets import read_target
+    from hybridlm.engine.config import EngineConfig
+    from hybridlm.programs import programs
+    from hybridlm.target_report.step_report import floor_of, step_report
+    from hybridlm.target_report.target_report import target_engine
+
+    machine = read_target(job.target)
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(fields), encoding="utf-8")
+        options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
+        engine = target_engine(machine, options, config=config, mesh=job.mesh)
+        shape = engine.generating(job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
+        waits = ""
+        if machine.platform == "gpu":
+            programs.OPTIONS["gpu"]["xla_dump_to"] = folder
+        step = engine.program(shape)
+        if machine.platform == "gpu":
+            waits = str(sum(kind in ASKING_THE_HOST for kind in thunks_outside_graphs(Path(folder))))
+            del programs.OPTIONS["gpu"]["xla_dump_to"]
+    floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, job.context)
+    report = step_report(shape, step, floor, machine, job.context, engine.example_arguments(shape))
+    assert floor is not None
+    figures = [f"{report.scratch / 1e9:.2f}", f"{report.moved / 1e9:.2f}", f"{floor.moved / 1e9:.2f}"]
+    figures.append(f"{report.moved / floor.moved:.2f}")
+    kernels, counts = step.kernels.kernels, [f"{report.kernels:,}", f"{report.repeated:,}"]
+    if job.table == "parts":
+        sizes = _summed(kernels, PARTS, lambda kernel: kernel.moved * (report.turns if kernel.by_data else 1))
+        parts = [[part, f"{size / 1e9:.2f}", f"{size / floor.moved:.2f}"] for part, size in sizes.items() if size]
+        return {"parts": [[*job.key, *part] for part in parts]}, report.faults
+    tables = {job.table: [[*job.key, *counts, *([waits] if waits else []), *figures]]}
+    if job.table == "decode" and (job.lanes, job.context) == FITTING[2]:
+        sums = _summed(kernels, KINDS, lambda kernel: 0 if kernel.by_data else kernel.times)
+        tables["kinds"] = [
+            [job.kernels, kind, f"{count:,}", f"{count / LAYERS[kind]:.1f}" if kind in LAYERS else ""]
+            for kind, count in sums.items()
+        ]
+    return tables, report.faults
+
+
+def _summed(
+    kernels: "Iterable[ScheduledKernel]", patterns: dict[str, str], size: "Callable[[ScheduledKernel], int]"
+) -> dict[str, int]:
+    """Sum a figure of the operations by the first pattern that fits them."""
+    sums = dict.fromkeys((*patterns, "all else"), 0)
+    for kernel in kernels:
+        text = f"{kernel.op_name} {kernel.source}"
+        sums[next((name for name, pattern in patterns.items() if re.search(pattern, text)), "all else")] += size(kernel)
+    return sums
+
+
+def section(page: str, table: str) -> tuple[int, int]:
+    """Return the place of a table in the page, between its comments.
+
+    Raises:
+        ValueError: the page has no such comments.
+    """
+    first, last = f"<!-- table {table} -->\n", f"<!-- end of {table} -->"
+    return page.index(first) + len(first), page.index(last)
+
+
+def rows_in(page: str, table: str) -> list[list[str]]:
+    """Return the rows of a table of the page, without its head."""
+    start, end = section(page, table)
+    lines = [line for line in page[start:end].splitlines() if line.startswith("| ")][1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
+    """Return the page with other rows of a table, in the order of `jobs`."""
+    order: list[tuple[str, ...]] = (
+        [(mode,) for mode in MODES] if table == "kinds" else [job.key for job in jobs() if job.table == table]
+    )
+    listed = sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
+    head = [f"| {' | '.join(HEADS[table])} |", "|---" * len(HEADS[table]) + "|"]
+    text = "\n".join(["", *head, *(f"| {' | '.join(row)} |" for row in listed), "", ""])
+    start, end = section(page, table)
+    return page[:start] + text + page[end:]
+
+
+def main() -> int:
+    """Write the tables; return 1 if a step has a finding."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
+    from bench_models import BENCH_MODELS
+    from published import PUBLISHED
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="*", default=list(COLUMNS), choices=[*COLUMNS])
+    parser.add_argument("--rows", nargs="*", help="first cells of rows, joined by a blank: 8 131,072 off")
+    parser.add_argument("--new", action="store_true", help="compile the steps of rows that the page has")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "accelerators.md")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    good = True
+    for job in jobs():
+        page = options.out.read_text(encoding="utf-8")
+        rows, size = rows_in(page, job.table), len(job.key)
+        present = any(tuple(row[:size]) == job.key for row in rows)
+        wanted = options.rows is None or " ".join(job.key) in options.rows
+        if job.table not in options.tables or not wanted or (present and not options.new):
+            continue
+        fields: Any = PUBLISHED[job.model] if job.model == LARGE_MODEL else BENCH_MODELS[job.model]
+        tables, faults = rows_of(job, fields)
+        for fault in faults:
+            print(f"{job.key}: {fault}", file=sys.stderr)
+        good &= not faults
+        page = options.out.read_text(encoding="utf-8")
+        for table, new in tables.items():
+            print(table, *new, flush=True)
+            replaced = job.key if table == job.table else (job.kernels,)
+            kept = [row for row in rows_in(page, table) if tuple(row[: len(replaced)]) != replaced]
+            page = with_rows(page, table, [*kept, *new])
+        options.out.write_text(page, encoding="utf-8")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Matrices that bitsandbytes and torchao stored (tests/golden_matrices): the bits of the numbers that they make."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybridlm.checkpoint import SafetensorsFile
+from hybridlm.checkpoint.packed.layout import packed_layout
+from hybridlm.checkpoint.shards import Shards
+from hybridlm.quantised import Hints, QuantisedTensor, dequantise, group_tensors
+from hybridlm.quantised.packed import pack, packed_form
+from models.ops.quantised_weight import QuantisedWeight
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden_matrices"
+SCHEMES = {
+    "nf4": "nf4",
+    "nf4-bfloat16": "nf4",
+    "nf4-nested": "nf4",
+    "nf4-stored-as-bfloat16": "nf4",
+    "nf4-cut-block": "nf4",
+    "nf4-experts": "nf4",
+    "fp4": "fp4",
+    "fp4-nested": "fp4",
+    "llm-int8": "llm-int8",
+    "float8-rows": "fp8-channel",
+    "float8-tensor": "fp8-tensor",
+    "float8-blocks": "fp8-block",
+    "float8-experts": "fp8-channel",
+    "int8-rows": "int8",
+    "int8-tensor": "int8",
+    "int8-groups": "int8",
+    "int8-zeros": "int8",
+    "intx-int4": "int8",
+    "intx-int3-zeros": "int8",
+    "int4": "int4-affine",
+    "int4-experts": "int4-affine",
+    "int4-symmetric": "int4-affine",
+}
+
+
+def read(name: str) -> tuple[QuantisedTensor, SafetensorsFile, np.ndarray]:
+    """Return the weight, its file, and the numbers of the library."""
+    file = SafetensorsFile(GOLDEN / f"{name}.safetensors")
+    grouped = group_tensors(file.tensors, file.read_stored, Hints(), lambda _: file.metadata)
+    assert not grouped.faults and set(grouped.parts) == set(file.tensors)
+    return grouped.quantised["layer.weight"], file, SafetensorsFile(GOLDEN / "expected.safetensors").read(name)
+
+
+def test_every_file_has_a_scheme() -> None:
+    assert {file.stem for file in GOLDEN.glob("*.safetensors")} == SCHEMES.keys() | {"expected"}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
+    tensor, file, expected = read(name)
+    assert (tensor.scheme, tensor.shape) == (SCHEMES[name], expected.shape)
+    numbers = dequantise(tensor, file.read_stored)
+    assert numbers.dtype == np.float32
+    np.testing.assert_array_equal(numbers.astype(expected.dtype), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEMES if not name.startswith(("nf4", "fp4"))])
+def test_packed_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
+    tensor, file, expected = read(name)
+    form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
+    assert form is not None
+    packed = pack(tensor, file.read_stored, form)
+    layout = packed_layout(form, Shards(tensor.shape), "float32", "whole")
+    assert layout is not None
+    arrays = (packed.codes, packed.scale, packed.matrix_scale, packed.zero)
+    codes, scale, whole, zero = (None if array is None else jnp.asarray(array) for array in arrays)
+    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, "float32")
+    assert layout.types().nbytes == weight.nbytes
+    # A zero point is stored where the library stores one that is not zero.
+    assert (packed.zero is not None) == (name.endswith("zeros") or name.startswith("int4"))
+    np.testing.assert_array_equal(np.asarray(weight.numbers()).astype(expected.dtype), expected)

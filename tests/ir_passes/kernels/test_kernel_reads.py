@@ -1,0 +1,143 @@
+"""Reads of kernels are counted in their programs: a kernel that reads more than it needs or declares is found."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+from hybridlm.target_report.kernel_reads import with_reads
+from ir_passes.kernels.reads import KernelReads, kernel_reads
+from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
+from models.mixers.kv_cache import KVCache, attend
+from models.ops.expert_dot import expert_dot
+from models.ops.expert_rows import matrix_reads
+from models.ops.gpu_call import gpu_call
+from models.sharding.devices import Devices
+
+GPU = Devices(platform="gpu", kernels="auto")
+EXPERTS, OUT, IN = 64, 32, 128
+MATRIX = OUT * IN * 2
+
+
+def reads(fn: Any, types: tuple[Any, ...], known: tuple[Any, ...]) -> KernelReads:
+    (found,) = kernel_reads(jax.make_jaxpr(fn)(*types), known)
+    return found
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def experts(rows: int) -> tuple[Any, ...]:
+    return array(rows, IN), array(EXPERTS, OUT, IN, dtype=jnp.bfloat16), array(rows, dtype=jnp.int32)
+
+
+@pytest.mark.parametrize("rows", [8, 24, 100])
+def test_experts_read_the_matrices_of_each_tile_of_sorted_rows(rows: int) -> None:
+    """Each tile reads its experts once, and none between them; the declared reads cover all tiles."""
+    chosen = np.random.default_rng(rows).integers(0, EXPERTS, rows).astype(np.int32)
+    tiles = [np.sort(chosen)[first : first + 16] for first in range(0, rows, 16)]
+    found = reads(partial(expert_dot, devices=GPU), experts(rows), (None, None, chosen))
+    place = found.shapes.index((EXPERTS, OUT, IN))
+    matrices = sum(len(set(tile)) for tile in tiles)
+    assert found.loaded[place] == MATRIX * matrices and matrices <= matrix_reads(rows, 16, EXPERTS)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (300, 20), (512, 512), (0, 129)])
+def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> None:
+    """Blocks of 64 positions of keys and of values, for each key/value head; the context's limit does not matter."""
+    kv_heads, size, context = 2, 128, 512
+    cache = array(len(lengths), kv_heads, context, size, dtype=jnp.bfloat16)
+
+    def run(query: Any, key: Any, value: Any, index: Any, valid: Any) -> Any:
+        return attend(query, KVCache(key, value), index, valid, context // 128, devices=GPU)
+
+    index = np.asarray(lengths, np.int32)[:, None] - 1
+    types = array(len(lengths), 1, 4, size), cache, cache, array(*index.shape, dtype=jnp.int32)
+    found = reads(run, (*types, array(*index.shape, dtype=jnp.bool_)), (None, None, None, index, index >= 0))
+    keys, values = (loaded for loaded, shape in zip(found.loaded, found.shapes, strict=True) if shape == cache.shape)
+    assert keys == values == sum(-(-length // 64) * 64 for length in lengths) * kv_heads * size * 2
+
+
+def range_kernel(bounds: Any, expert: Any, x: Any, weight: Any, out: Any) -> None:
+    """Multiply rows by every expert between the first and the last of them."""
+
+    def meet(number: Any, total: Any) -> Any:
+        product = lax.dot_general(x[...], weight[number], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+        return jnp.where((expert[...] == number)[:, None], product, total)
+
+    out[...] = lax.fori_loop(bounds[0], bounds[1] + 1, meet, jnp.zeros(out.shape, jnp.float32))
+
+
+def over_a_range(x: Any, weight: Any, expert: Any) -> Any:
+    """The product of experts with a loop over a range, which declares the reads of the rows' experts only."""
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    order = jnp.argsort(expert)
+    run = gpu_call(
+        range_kernel,
+        pl.GridSpec(grid=(1,), in_specs=[whole] * 4, out_specs=whole),
+        array(x.shape[0], OUT),
+        interpret=False,
+        reads={3: x.shape[0] * MATRIX},
+    )
+    ordered = expert[order]
+    return run(jnp.stack([ordered[0], ordered[-1]]), ordered, x[order].astype(weight.dtype), weight)
+
+
+def whole_context_kernel(limit: Any, key: Any, out: Any) -> None:
+    """Sum the keys of a lane up to its limit, by a loop over the whole context."""
+
+    def add(block: Any, total: Any) -> Any:
+        position = block * 64 + lax.broadcasted_iota(jnp.int32, (64,), 0)
+        return total + jnp.where((position < limit[0])[:, None], key[pl.ds(block * 64, 64), :], 0.0)
+
+    total = lax.fori_loop(0, key.shape[0] // 64, add, jnp.zeros((64, key.shape[1]), jnp.float32))
+    out[...] = jnp.sum(total, axis=0)
+
+
+def scheduled(found: KernelReads, read: int) -> ScheduledKernel:
+    name = f"jit(step)/{found.name}/pallas_call"
+    return ScheduledKernel("call", "__gpu$xla.gpu.triton", name, "", read, 0, 0, "", 1, None, (), found.shapes)
+
+
+def test_a_loop_over_a_range_of_experts_is_counted() -> None:
+    """Eight rows, with experts from the first to the last: 64 matrices, where 8 are needed and declared."""
+    chosen = np.array([0, 9, 18, 27, 36, 45, 54, 63], np.int32)
+    found = reads(over_a_range, experts(8), (None, None, chosen))
+    assert found.loaded[3] == EXPERTS * MATRIX
+    declared = Kernels((scheduled(found, 8 * MATRIX),))
+    counted, uncounted = with_reads(declared, [found], 0)
+    assert counted.moved >= EXPERTS * MATRIX > declared.moved and not uncounted
+
+
+def test_a_loop_over_the_limit_of_a_context_is_counted() -> None:
+    lanes, context, size = 2, 512, 128
+
+    def run(limit: Any, key: Any) -> Any:
+        row = pl.BlockSpec((pl.Squeezed(), context, size), lambda lane: (lane, 0, 0))
+        out = pl.BlockSpec((pl.Squeezed(), size), lambda lane: (lane, 0))
+        specs = pl.GridSpec(grid=(lanes,), in_specs=[pl.BlockSpec((1,), lambda lane: (lane,)), row], out_specs=out)
+        return gpu_call(whole_context_kernel, specs, array(lanes, size), interpret=False)(limit, key)
+
+    found = reads(
+        run, (array(lanes, dtype=jnp.int32), array(lanes, context, size)), (np.array([1, 64], np.int32), None)
+    )
+    assert found.loaded[1] == lanes * context * size * 4
+
+
+def test_loads_of_a_small_operand_come_from_the_cache() -> None:
+    found = KernelReads("kernel", ((4,), (8,)), (100, 100), (16, 32))
+    assert (found.read(0), found.read(16), found.read(32)) == (200, 116, 48)
+
+
+def test_a_kernel_with_an_unknown_number_of_iterations_is_named() -> None:
+    program = jax.make_jaxpr(over_a_range)(*experts(8))
+    assert list(kernel_reads(program, (None, None, None))) == []
+    found = reads(over_a_range, experts(8), (None, None, np.arange(8, dtype=np.int32)))
+    declared = Kernels((scheduled(found, 8 * MATRIX),))
+    assert with_reads(declared, [], 0) == (declared, ("range_kernel",))

@@ -319,9 +319,9 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
     """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
     run, seen = text_lm.engine.run, []
 
-    def look(shape: Shape, pool: Any, inputs: StepInputs, **more: Any) -> Any:
+    def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **more: Any) -> Any:
         seen.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
-        return run(shape, pool, inputs, **more)
+        return run(shape, pool, rows, inputs, **more)
 
     monkeypatch.setattr(text_lm.engine, "run", look)
     head = [Intervention.ablate_head(1, 0)]

@@ -28,6 +28,7 @@ from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.sharding.varying import varying_like
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneInfo
 from models.state.state import ConvRecurrentState, StateArray, Stateful, conv_recurrent, name_dims, state_array
 from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
@@ -76,6 +77,7 @@ __all__ = [
     "name_dims",
     "paired",
     "parameter",
+    "put_rows",
     "read_attending",
     "read_decoder_config",
     "read_heads",
@@ -90,6 +92,7 @@ __all__ = [
     "silu_gated",
     "ssd",
     "state_array",
+    "take_rows",
     "tensor",
     "text_classes",
     "varying_like",

@@ -184,7 +184,6 @@ class ForwardSharding(NamedTuple):
     """Partition specs of a forward pass over a mesh.
 
     Attributes:
-        mesh: the devices.
         params, layers: specs of each parameter and of each array of the state.
         lanes, logits: specs of arrays with only a lane axis, and of logits.
     """
@@ -260,12 +259,10 @@ def run(
     """Run all tokens of every lane, from the given state.
 
     Args:
-        structure, params: the model.
         tokens: int32 [N, T]; None with embeddings alone.
         embeddings: float32 [N, T, hidden]; None for the tokens' embeddings.
         layers: state before the first token; None for zeros.
         position: int32 scalar, position of the first token.
-        settings: static settings.
 
     Returns:
         Log-probabilities of the next tokens [N, T], logits, hidden states and the state.
@@ -444,7 +441,7 @@ def forward(
     source: Any = embeddings if token_ids is None else token_ids
     lanes, count = source.shape[:2]
     check_lengths(lanes, count, state, engine.context)
-    group = engine.bucket(lanes, engine.prefill_rows)
+    group = engine.bucket(lanes, engine.prefill_lanes)
     padded = -(-lanes // group) * group
     placement = engine.placement
     types = engine.row_arrays.abstract(padded, engine.context).layers

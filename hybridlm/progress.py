@@ -112,7 +112,6 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
 
     Args:
         description: description of the work.
-        count, total: amounts.
         seconds: seconds since the beginning of this run.
         stored: finished amount of an earlier run.
         tokens: tokens computed by this run; 0 if tokens are not counted.

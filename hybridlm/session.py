@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
+import jax
 import numpy as np
 
 from hybridlm.engine.decoding import DispatchedStep, append_token
@@ -305,12 +306,21 @@ class Session:
         dispatched = self._in_flight[0]
         timing = dispatched.timing
         with nullcontext() if timing is None else timing.reading(dispatched.sampled.token, self._done):
-            accepted, sampled = self._engine.runner.read((dispatched.accepted, dispatched.sampled))
+            accepted, sampled = self._read_outputs(dispatched)
         if timing is not None:
             timing.keep(self._engine.decisions.decide(lambda: timing.seconds))
         self._done = time.perf_counter()
         self._in_flight.popleft()
         self._take(dispatched, sampled, accepted)
+
+    def _read_outputs(self, dispatched: DispatchedStep) -> tuple[np.ndarray | None, SampledTokens]:
+        """Wait for the outputs of a step; close the session without its rows if the device has failed."""
+        try:
+            return self._engine.runner.read((dispatched.accepted, dispatched.sampled))
+        except jax.errors.JaxRuntimeError:
+            self._scheduler.lose_rows()
+            self.close()
+            raise
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
         """Return the tokens that may follow the output of a sequence; None for all."""

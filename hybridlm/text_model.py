@@ -30,9 +30,9 @@ from hybridlm.programs.start import Start
 from hybridlm.requests.results import Score
 from hybridlm.requests.validation import to_items
 from hybridlm.scoring.distributions import DistributionSettings, Question
-from hybridlm.scoring.hidden import ReadText, read_hidden
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import prefix_token
+from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__

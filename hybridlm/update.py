@@ -26,8 +26,7 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     resolve,
 )
-from hybridlm.checkpoint.content import content_fingerprint
-from hybridlm.checkpoint.given_tensors import NAMES, given_checkpoint, imported
+from hybridlm.checkpoint.given_tensors import NAMES, content_fingerprint, given_checkpoint, imported
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
@@ -47,7 +46,6 @@ class ModelWeights:
     Attributes:
         config: config of the whole model.
         dtype: dtype of the matrices.
-        placement: the devices.
         types: shape, dtype and sharding of each parameter in memory, by name.
     """
 
@@ -174,9 +172,7 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
     # Every header is checked here.
     load_parameters(OpenModel(checkpoint, family, model.config), model.dtype, only=[])
     return Update(
-        names,
-        lambda params: fingerprint_of(checkpoint, model.dtype),
-        partial(_read, checkpoint, family, model),
+        names, lambda params: fingerprint_of(checkpoint, model.dtype), partial(_read, checkpoint, family, model)
     )
 
 

@@ -22,7 +22,7 @@ from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import Question, TextQuestion
-from hybridlm.scoring.hidden import read_hidden
+from hybridlm.scoring.pooling import read_hidden
 from hybridlm.scoring.scorer import scores
 from hybridlm.session import Event, Session, ToRequest
 from hybridlm.text.tokenizer import Tokenizer
@@ -66,7 +66,6 @@ def probed_session(
     """Return requests with their reads and changes inside the model, and a session for them.
 
     Args:
-        model: generates.
         requests: requests of a call, `n` for each prompt.
         probes: reads and changes inside the model.
         n: completions of a prompt.

@@ -73,7 +73,7 @@ class Soak:
                 if pending and rng.random() < 0.02:
                     self._cancel(session, rng.choice(list(pending)))
                 if rng.random() < 0.03:
-                    self._move(session)
+                    self._resize(session)
                 for event in session.step():
                     if event.completion is not None:
                         self._compare(pending.pop(event.index), event.completion)
@@ -92,13 +92,13 @@ class Soak:
             return
         self.seen["cancelled"] += 1
 
-    def _move(self, session: hybridlm.Session) -> None:
-        """Move the sequences that decode to a pool of another size."""
+    def _resize(self, session: hybridlm.Session) -> None:
+        """Give the next decode steps another number of lanes."""
         scheduler, engine = session._scheduler, session._engine
         if scheduler.decoding:
             count = self.random.randint(len(scheduler.decoding), engine.lanes)
-            scheduler._resize(engine.bucket(count, engine.lanes))
-            self.seen["forced moves"] += len(scheduler.decoding)
+            scheduler._decode_lanes = engine.bucket(count, engine.lanes)
+            self.seen["forced numbers of lanes"] += 1
 
     def _compare(self, number: int, completion: hybridlm.Completion) -> None:
         expected = self.alone[number]
@@ -126,7 +126,8 @@ class Soak:
         return float(best[-1] - best[-2])
 
     def _look_for_nan(self, lm: hybridlm.LM) -> None:
-        for pool in lm.engine._idle_pools.values():
+        pool = lm.engine._idle_pool
+        if pool is not None:
             for leaf in jax.tree.leaves(pool.look()):
                 if not np.isfinite(np.asarray(leaf)).all():
                     self.wrong.append(f"a pool of {pool.size} rows holds numbers that are not finite")

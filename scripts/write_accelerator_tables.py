@@ -92,7 +92,6 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
     from hybridlm.programs import programs
-    from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 
@@ -102,7 +101,7 @@ def rows_of(job: Job, fields: dict[str, Any]) -> tuple[dict[str, list[list[str]]
         config.write_text(json.dumps(fields), encoding="utf-8")
         options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
         engine = target_engine(machine, options, config=config, mesh=job.mesh)
-        shape = Shape("generate", job.lanes if job.tokens == 1 else engine.prefill_rows, job.tokens)
+        shape = engine.generating(job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
         waits = ""
         if machine.platform == "gpu":
             programs.OPTIONS["gpu"]["xla_dump_to"] = folder
@@ -160,7 +159,9 @@ def rows_in(page: str, table: str) -> list[list[str]]:
 
 def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
     """Return the page with other rows of a table, in the order of `jobs`."""
-    order = [(mode,) for mode in MODES] if table == "kinds" else [job.key for job in jobs() if job.table == table]
+    order: list[tuple[str, ...]] = (
+        [(mode,) for mode in MODES] if table == "kinds" else [job.key for job in jobs() if job.table == table]
+    )
     listed = sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
     head = [f"| {' | '.join(HEADS[table])} |", "|---" * len(HEADS[table]) + "|"]
     text = "\n".join(["", *head, *(f"| {' | '.join(row)} |" for row in listed), "", ""])

@@ -96,7 +96,6 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 
@@ -105,13 +104,13 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
         engine = target_engine(
             machine, EngineConfig(lanes=LANES, context=CONTEXT, chunk=CHUNK, kernels=kernels), config=config
         )
-        shapes = [Shape("generate", LANES, 1)]
+        shapes = [engine.generating(LANES, 1)]
         if model == next(iter(MODELS)):
-            shapes.append(Shape("generate", engine.prefill_rows, CHUNK))
+            shapes.append(engine.generating(engine.prefill_lanes, CHUNK))
         for shape in shapes:
             floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, CONTEXT)
             step = engine.program(shape)
-            report = step_report(shape, step, floor, machine, CONTEXT)
+            report = step_report(shape, step, floor, machine, CONTEXT, engine.example_arguments(shape))
             assert floor is not None and report.certificate is not None
             moved = [
                 (kernel, kernel.moved * (report.turns if kernel.by_data else 1))

@@ -34,14 +34,13 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
     from hybridlm.checkpoint.quantise import Recipe
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.programs.shapes import Shape
     from hybridlm.target_report.step_report import floor_of, step_report
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(TARGET)
     for scheme in schemes:
         for lanes, tokens in STEPS:
-            shape, scratch, over, faults, floor_bytes = Shape("generate", lanes, tokens), [], [], (), 0
+            scratch, over, faults, floor_bytes = [], [], (), 0
             for kernels in ("off", "auto"):
                 engine = target_engine(
                     machine,
@@ -49,9 +48,12 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
                     config=config,
                     recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
                 )
+                shape = engine.generating(lanes, tokens)
                 structure, rows = engine.row_arrays.model, engine.row_arrays.dtype
                 floor = floor_of(structure, shape, engine.placement, rows, CONTEXT)
-                report = step_report(shape, engine.program(shape), floor, machine, CONTEXT)
+                report = step_report(
+                    shape, engine.program(shape), floor, machine, CONTEXT, engine.example_arguments(shape)
+                )
                 assert floor is not None
                 floor_bytes, faults = floor.moved, (*faults, *report.faults)
                 scratch.append(f"{report.scratch / 1e6:.1f}")

@@ -1,4 +1,4 @@
-"""The recipes of docs/research.md, each run as it stands, some behind a beginning that the page gives them."""
+"""The recipes of docs/research.md run as printed, some after a given beginning."""
 
 import os
 import re
@@ -25,7 +25,7 @@ AS_FOR_USERS = {"The equality gate"}
 
 @pytest.fixture(scope="module", autouse=True)
 def _stored_steps() -> Iterator[None]:
-    """Recipes of one model use steps that an earlier one compiled, as for users; they replace no part of a step."""
+    """Recipes of one model share compiled steps; they patch no step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", True)
         yield

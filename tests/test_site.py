@@ -34,7 +34,7 @@ addEventListener("load", async () => {
     result.drawings.push([image.getAttribute("src"), image.clientWidth, image.naturalWidth]);
   }
   if (location.search)
-    for (let turn = 0; turn < 100 && !result.hits.length; turn++) {
+    for (let turn = 0; turn < 600 && !result.hits.length; turn++) {
       await wait(100);
       result.hits = [...document.querySelectorAll(".md-search-result__link")].map((link) => link.href);
     }

@@ -38,8 +38,8 @@ class EngineSide:
 
     def __init__(self, lm: LM, lanes: int, prompt: int, name: str = name):
         self._lm, self._engine, self.lanes, self.name = lm, lm.engine, lanes, name
-        self.program = self._engine.program(Shape("generate", lanes, 1))
-        self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk))
+        self.program = self._engine.program(Shape("generate", lanes, 1, lanes))
+        self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk, lanes))
         sampling, mode = sampling_arrays([None] * lanes)
         self._last_sampled, self._sampling = self._engine.placement.ahead(
             (np.full((lanes, 1), LAST_SAMPLED, np.int32), {"sampling": sampling, "sampling_mode": mode})
@@ -66,12 +66,16 @@ class EngineSide:
         lengths = np.full(self.lanes, length, np.int32)
         positions = np.full(self.lanes, self.position, np.int32)
         self.position += length
-        batch = Batch(tokens, lengths, positions, np.array(kv_blocks(self.position), np.int32))
+        slots = np.arange(self.lanes, dtype=np.int32)
+        batch = Batch(tokens, lengths, positions, slots, np.array(kv_blocks(self.position), np.int32))
         out, self.rows = program(self._engine.params, self.rows, StepInputs(batch, **parts))
         return out
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each decode step of all lanes; see `Side.decode`."""
+        """Return the seconds of each decode step of all lanes.
+
+        Their sum is the time from the begin to the last token on the host.
+        """
         if self.position + steps > self._engine.context:
             self._start()
         ends = [time.perf_counter()]
@@ -95,7 +99,7 @@ class EngineSide:
     @property
     def scoring(self) -> CompiledStep:
         """The compiled scoring step of a chunk, for its cost and its profile."""
-        return self._engine.program(Shape("score", self.lanes, self._engine.chunk, 0))
+        return self._engine.program(Shape("score", self.lanes, self._engine.chunk, self.lanes, 0))
 
     def score(self, tokens: int) -> float:
         """Return the seconds to score new texts of `tokens` tokens."""

@@ -14,7 +14,6 @@ class LlamaCppSide:
     Args:
         program: path of `llama-batched-bench`.
         gguf: the checkpoint, converted.
-        lanes, prompt: as above.
     """
 
     def __init__(self, program: Path, gguf: Path, lanes: int, prompt: int):

@@ -79,7 +79,6 @@ def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict
     """Return the milliseconds of each part; "host" is the time outside of operations.
 
     Args:
-        program: the program.
         run: runs it, and returns the seconds that it took.
         times: divisor of the milliseconds, such as the number of runs.
     """

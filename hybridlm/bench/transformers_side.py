@@ -21,9 +21,7 @@ class TransformersSide:
     """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
 
     Args:
-        checkpoint: directory.
         dtype: "bfloat16" or "float32".
-        lanes, prompt: as above.
         context: most tokens of a sequence.
     """
 

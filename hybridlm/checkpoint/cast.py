@@ -116,7 +116,6 @@ def require_finite_tensor(path: Path, name: str, tensor: np.ndarray) -> None:
 
     Args:
         path, name: of the file and of the tensor, for messages.
-        tensor: floats.
 
     Raises:
         CheckpointError: some of its numbers are NaN or infinite.

@@ -45,7 +45,6 @@ class CheckpointDirectory:
 
     Attributes:
         path: the directory, or the GGUF file.
-        config: config.json.
         files: tensor name -> its file; codes and scales are separate tensors.
         grouped: the tensors of each quantised weight, taken together.
         settings: the quantisation that the configuration describes.

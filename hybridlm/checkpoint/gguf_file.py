@@ -18,7 +18,6 @@ class GgufFile(MappedFile):
     """A GGUF file with the interface of `SafetensorsFile`.
 
     Attributes:
-        path: the file.
         tensors: Hugging Face name -> TensorInfo; its dtype is the type of blocks ("Q4_K") or "F32", "F16" or "BF16".
     """
 

@@ -23,7 +23,6 @@ class ChosenSource:
     """The source of one parameter in a checkpoint.
 
     Attributes:
-        weight: the parameter.
         source: one of its options.
         names: canonical name -> name in the checkpoint, for each tensor of the source.
     """

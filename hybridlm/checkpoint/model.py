@@ -13,7 +13,6 @@ def open_model(path: Path, head: bool = False) -> OpenModel:
     """Open a checkpoint and read its configuration, but no tensor.
 
     Args:
-        path: the directory.
         head: with the multi-token-prediction head.
 
     Raises:

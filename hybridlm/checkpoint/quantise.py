@@ -177,7 +177,6 @@ def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPa
 
     Args:
         weights: the parameters, with their usual tensors.
-        recipe: recipe of the copy.
     """
     forms = dict[ParameterPath, PackedForm]()
     for weight in weights:

@@ -51,7 +51,6 @@ class SafetensorsFile(MappedFile):
     """One safetensors file with a checked header; arrays are views of the mapped file.
 
     Attributes:
-        path: the file.
         tensors: name -> TensorInfo, in the order of the data.
         metadata: the free-form `__metadata__` strings.
     """

@@ -18,7 +18,6 @@ class StoredWeight:
     Attributes:
         name: as if it were stored plainly.
         stored_as: its dtype, or the scheme that it is quantised by.
-        shape: shape of the weight.
         bytes: bytes of codes and scales together.
         health: health of matrices; None for other weights.
         lost: rows of zeros where they are many (see `lost_rows`).

@@ -13,13 +13,14 @@ import typer
 from rich.text import Text
 
 from hybridlm.bench.llama_server import LlamaServerSide
-from hybridlm.bench.mixed import MixedRequest, MixedSide, OwnMixedSide, mixed_requests
+from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
 from hybridlm.lm import LM
 
+MixedSide = OwnMixedSide | LlamaServerSide | VllmSide
 DEFAULT_CONTEXT = 2048
 EXIT_SIDES_FAILED = 3
 
@@ -76,7 +77,6 @@ def bench_mixed(
     Args:
         loading: options of `hybridlm.load`.
         models: name in the table -> checkpoint; the first one is compared with all others.
-        mixed: the requests.
         lanes, rounds: sequences at a time, and measured rounds.
         context: maximum tokens of a sequence; None for `DEFAULT_CONTEXT`.
         peers: the other engines, from `MixedOptions.peers`.

@@ -42,7 +42,6 @@ def parameters_of(group: type[Any], **defaults: Any) -> Iterator[Parameter]:
     """Yield the parameters of a command for the fields of a group.
 
     Args:
-        group: dataclass.
         **defaults: default values that differ from the class's defaults.
     """
     hints = get_type_hints(group, include_extras=True)

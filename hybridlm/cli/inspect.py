@@ -135,10 +135,10 @@ def _list_weights(model: str) -> None:
 
 def _shape(engine: Engine, kind: StepKind) -> Shape:
     if kind is StepKind.SCORE:
-        return Shape("score", engine.prefill_rows, engine.chunk, 0)
+        return Shape("score", engine.prefill_lanes, engine.chunk, engine.prefill_lanes, 0)
     if kind is StepKind.PROMPT:
-        return Shape("generate", engine.prefill_rows, engine.chunk)
-    return Shape("generate", engine.lanes, 1)
+        return engine.generating(engine.prefill_lanes, engine.chunk)
+    return engine.generating(engine.lanes, 1)
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
@@ -151,5 +151,5 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens))
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, range(shape.lanes)))
     return params, jax.tree.map(filled, rows), inputs

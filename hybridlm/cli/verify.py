@@ -12,14 +12,13 @@ from rich.text import Text
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli.options import Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
-from hybridlm.cli.verify_report import Cells, VerifyReport
-from hybridlm.cli.verify_target import verify_target
+from hybridlm.cli.verify_report import Cells, VerifyReport, verify_target
 from hybridlm.devices.mesh import abstract_mesh
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
-from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
+from hybridlm.programs.shapes import AnyShape, EditShape, Shape
 from hybridlm.target_report.fit import fit_of
 from ir_passes import AuditError, IsolationError
 from ir_passes.targets import read_target
@@ -185,12 +184,10 @@ def _checked(report: VerifyReport, shape: AnyShape, explain: bool) -> tuple[Cell
 
 
 def _place(shape: AnyShape) -> tuple[str, str, str]:
-    if isinstance(shape, CopyShape):
-        return f"copy from {shape.source}", str(shape.target), ""
     if isinstance(shape, Shape):
         return shape.step, str(shape.lanes), str(shape.tokens)
     if isinstance(shape, EditShape):
-        return "edit states", str(shape.rows), ""
+        return "edit states", str(shape.lanes), ""
     return f"{'keep' if shape.kept else 'restore'} a {shape.part}", str(shape.pool), ""
 
 

@@ -11,7 +11,7 @@ from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.validation import check_length, located
-from hybridlm.scoring.hidden import ReadText
+from hybridlm.scoring.pooling import ReadText
 
 Answers = dict[str, Answer]
 """Name of a question -> its answer."""
@@ -22,7 +22,6 @@ class Decider:
     """A model that answers typed questions.
 
     Attributes:
-        prompts: its prompts.
         head: scores options.
         read: (token ids of texts, places of each) -> the residual stream there.
         context: maximum number of tokens of a prompt.

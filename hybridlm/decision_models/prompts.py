@@ -40,7 +40,6 @@ class Prompts:
     """Prompts of one model.
 
     Attributes:
-        checkpoint_tokenizer: the tokenizer of the checkpoint.
         settings: settings of the model.
     """
 

@@ -1,4 +1,4 @@
-"""Fault injection for the demo: swapped states of two lanes."""
+"""Fault injection for the demo: swapped states of two sequences."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def swapped_lanes(lm: "LM", recurrent_only: bool = False) -> Iterator[None]:
-    """Swap the states of lanes 0 and 1, 2 and 3, ... once per batch.
+    """Swap the states of rows 0 and 1, 2 and 3, ... once per batch.
 
     The swap comes after the step that consumes the first sampled token, when all prompts have been prefilled. Sequences
-    keep their lanes, tokens and positions, but the state of a lane is another sequence's. It is meant for batches that
+    keep their rows, tokens and positions, but the state of a row is another sequence's. It is meant for batches that
     begin together: a sequence that joins later keeps its state.
 
     Args:

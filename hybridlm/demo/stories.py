@@ -66,7 +66,6 @@ class Story:
     """One story.
 
     Attributes:
-        text: the story.
         question: about one thing.
         answer: the name of the person who has it.
         holders: (thing, name) of everything that somebody has, in the order of the text.

@@ -93,10 +93,10 @@ class Placement:
         """Axis that rows are split over; None if each device has all of them."""
         return DATA if self.data > 1 else None
 
-    def prefill_rows(self, lanes: int, limit: int) -> int:
-        """Return the rows of the prefill pool: at most `limit` and `lanes`.
+    def prefill_lanes(self, lanes: int, limit: int) -> int:
+        """Return the maximum lanes of a prefill step: at most `limit` and `lanes`.
 
-        Every device has at least one row.
+        Every device has at least one lane.
         """
         return min(lanes, -(-limit // self.data) * self.data)
 

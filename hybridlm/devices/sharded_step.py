@@ -23,7 +23,6 @@ def sharded(
         step: positional arguments in, a tuple out.
         args: example arguments with their shardings.
         contract: contract of the complete step. A pool keeps its sharding; lanes are split in their order.
-        mesh: the devices.
     """
     in_specs = jax.tree.map(lambda array: array.sharding.spec, args)
     entries = [(_pool(entry), specs) for entry, specs in zip(contract.inputs, in_specs, strict=True)]

@@ -126,7 +126,6 @@ class DecidedDrafter:
     """A drafter of the user; process 0 decides its proposals for all processes.
 
     Args:
-        drafter: proposes.
         vocab_size: token ids are below it.
         decide: returns the result of its argument in process 0.
     """

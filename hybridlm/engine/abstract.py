@@ -17,7 +17,7 @@ from hybridlm.programs.programs import Programs
 from hybridlm.steps.structure import flatten
 from ir_passes.targets import Target
 
-DEFAULT_PREFILL_ROWS, DEFAULT_CHUNK = 8, 256
+DEFAULT_PREFILL_LANES, DEFAULT_CHUNK = 8, 256
 SERVING = EngineConfig(lanes=64)
 """Serving-size defaults for a large model: decoding sequences, prompts prefilled at a time, tokens of each chunk."""
 
@@ -65,4 +65,4 @@ def abstract_engine(
     structure, params = flatten(model)
     programs = Programs(structure, "error" if target is None else "warn", placement=placement)
     # Without weights there is no fingerprint, and no state to check against one.
-    return Engine(model, params, programs, settings, prefill_rows=DEFAULT_PREFILL_ROWS)
+    return Engine(model, params, programs, settings, prefill_lanes=DEFAULT_PREFILL_LANES)

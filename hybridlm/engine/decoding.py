@@ -1,4 +1,4 @@
-"""Steps of the decode pool: one token per sequence, or verified drafts (speculative decoding).
+"""Decode steps: one token per sequence, or verified drafts (speculative decoding).
 
 Steps that sample one token are dispatched before the previous step's tokens have been read: the token a lane sampled
 last is in its row. Drafts are proposed from the sampled tokens, so a step that verifies waits for them.
@@ -15,14 +15,15 @@ from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing, StepReads
 from hybridlm.engine.speculation import Speculation
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.requests.logit_changes import expected_changes, logit_changes
 from hybridlm.requests.sampling_operands import sampling_arrays, sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.rows.pool import RowPool
+from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
+from ir_passes.host.slot_owner import SlotError, SlotFault
 
 
 class DispatchedStep(NamedTuple):
@@ -44,7 +45,7 @@ class DispatchedStep(NamedTuple):
 
 
 class Decoding:
-    """Dispatches the steps of a decode pool.
+    """Dispatches the steps of decoding sequences.
 
     Args:
         engine: runs the steps.
@@ -80,8 +81,8 @@ class Decoding:
         if self._speculation is not None and not sequence.request.params.changes_logits:
             sequence.drafting = self._speculation.begin(sequence.request.prompt)
 
-    def prepare(self, prefill_lanes: int, sequences: list[ActiveSequence], top: int | None) -> None:
-        """Compile the steps after a prefill in threads, during the prefill."""
+    def prepare(self, sequences: list[ActiveSequence], top: int | None) -> None:
+        """Compile the step after a prefill in a thread, during the prefill."""
         engine = self._engine
         # With drafts the next step is known once there are tokens.
         if (
@@ -91,8 +92,8 @@ class Decoding:
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
             lanes = engine.bucket(len(sequences), engine.lanes)
-            step = Shape("generate", lanes, 1, top, self._processor, **expected_changes(sequences))
-            engine.programs.prepare((CopyShape(prefill_lanes, lanes), step), engine.example_arguments)
+            step = engine.generating(lanes, 1, top=top, processor=self._processor, **expected_changes(sequences))
+            engine.programs.prepare((step,), engine.example_arguments)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
         """Whether the next step of these sequences depends on tokens that are not read yet."""
@@ -101,56 +102,77 @@ class Decoding:
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
 
-    def step(self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None) -> DispatchedStep:
-        """Dispatch the next step, with `top` log-probabilities for each token."""
+    def step(
+        self, pool: RowPool, lanes: list[ActiveSequence | None], lane_map: LaneMap, top: int | None
+    ) -> DispatchedStep:
+        """Dispatch the next step.
+
+        Args:
+            pool: the rows.
+            lanes: sequence of each lane.
+            lane_map: row of each lane.
+            top: log-probabilities for each token.
+        """
         speculation = self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):
                 drafts = speculation.drafts(lanes, self._engine.context)
                 if drafts is not None:
-                    return self._verify(speculation, pool, lanes, drafts, top)
+                    return self._verify(speculation, pool, lanes, lane_map, drafts, top)
             else:
                 speculation.skip()
-        return self._generate(
-            pool, lanes, top, 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False)
-        )
+        mtp_drafts = 0 if speculation is None else speculation.mtp_draft_count(lanes, verifying=False)
+        return self._generate(pool, lanes, lane_map, top, mtp_drafts)
 
     def settle(self, pool: RowPool, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
-        """Process the number of accepted tokens per lane of a step that verified, int32 [N]."""
+        """Process the number of accepted tokens per lane of a step that verified, int32 [N].
+
+        Raises:
+            SlotError: a number is less than 1 or more than the lane's drafts and the token before them.
+        """
         engine, speculation = self._engine, self._speculation
         assert speculation is not None
-        pool.advance(accepted)
         for sequence, lane in dispatched.sequences:
             if sequence.slot is None:
                 continue  # it left while the step was in flight
             count, drafted = int(accepted[lane]), self._drafted[lane]
+            if not 1 <= count <= drafted + 1:
+                message = f"expected 1 to {drafted + 1} accepted tokens of {drafted} drafts, got {count}"
+                raise SlotError(SlotFault.ACCEPTED.fault(f"lane {lane}, {sequence.slot!r}", message))
+            pool.settle(sequence.slot, count)
             sequence.consumed += count
             if drafted:
                 engine.stats["drafted_tokens"] += drafted
                 engine.stats["accepted_tokens"] += count - 1
-                engine.stats["speculation_pauses"] += speculation.observe(sequence, pool.size, drafted, count - 1)
+                engine.stats["speculation_pauses"] += speculation.observe(sequence, len(accepted), drafted, count - 1)
 
     def _generate(
-        self, pool: RowPool, lanes: list[ActiveSequence | None], top: int | None, mtp_drafts: int
+        self,
+        pool: RowPool,
+        lanes: list[ActiveSequence | None],
+        lane_map: LaneMap,
+        top: int | None,
+        mtp_drafts: int,
     ) -> DispatchedStep:
         """Dispatch a step with one sampled token and `mtp_drafts` drafts per lane."""
         engine = self._engine
         consumed = [0 if sequence is None else sequence.consumed for sequence in lanes]
         positions, blocks = np.array(consumed, np.int32), self._blocks(max(consumed) + 1, mtp_drafts)
         if self._steady is None or self._steady[0] != lanes:
-            tokens = np.full((pool.size, 1), LAST_SAMPLED, np.int32)
+            tokens = np.full((len(lanes), 1), LAST_SAMPLED, np.int32)
             active = np.array([sequence is not None for sequence in lanes], np.int32)
             probes = None if self._probing is None else self._probing.inputs(lanes)
-            inputs = StepInputs(Batch(tokens, active, positions, blocks), None, *sampling_arrays(lanes), probes=probes)
+            batch = Batch(tokens, active, positions, lane_map.slots, blocks)
+            inputs = StepInputs(batch, None, *sampling_arrays(lanes), probes=probes)
             self._steady = lanes, active, engine.placement.ahead(inputs)
         _, counts, placed = self._steady
-        batch = Batch(placed.batch.tokens, placed.batch.lengths, positions, blocks)
+        batch = Batch(placed.batch.tokens, placed.batch.lengths, positions, lane_map.slots, blocks)
         changes = logit_changes(lanes, engine.vocab_size)
         # `_replace` takes twice the time.
         inputs = StepInputs(batch, None, placed.sampling, placed.sampling_mode, changes, probes=placed.probes)
-        shape = Shape.of(inputs, top, self._processor, mtp_drafts)
+        shape = Shape.of(inputs, pool.size, top, self._processor, mtp_drafts)
         timing = self._time(shape)
-        sampled = engine.run(shape, pool, inputs, owners=lanes, counts=counts)
+        sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=counts)
         if timing is not None:
             timing.dispatched(sampled.token)
         sequences = _active_lanes(lanes)
@@ -159,7 +181,7 @@ class Decoding:
         reads = (
             {}
             if self._probing is None
-            else self._probing.after_step(pool, [(lane, sequence, 1) for sequence, lane in sequences])
+            else self._probing.after_step(pool, lane_map, [(lane, sequence, 1) for sequence, lane in sequences])
         )
         return DispatchedStep(sampled, sequences, timing=timing, reads=reads)
 
@@ -168,6 +190,7 @@ class Decoding:
         speculation: Speculation,
         pool: RowPool,
         lanes: list[ActiveSequence | None],
+        lane_map: LaneMap,
         drafts: list[tuple[int, ...]],
         top: int | None,
     ) -> DispatchedStep:
@@ -178,14 +201,14 @@ class Decoding:
             for s, draft in zip(lanes, drafts, strict=True)
         ]
         mtp_drafts = speculation.mtp_draft_count(lanes, verifying=True)
-        batch = Batch.of(feeds, tokens)
+        batch = Batch.of(feeds, tokens, lane_map.slots)
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=self._blocks(end, mtp_drafts))
         self._drafted = [len(draft) for draft in drafts]
         inputs = sampling_inputs(batch, lanes, engine.vocab_size, drafts)
-        shape = Shape.of(inputs, top, self._processor, mtp_drafts)
+        shape = Shape.of(inputs, pool.size, top, self._processor, mtp_drafts)
         timing = self._time(shape)
-        accepted, sampled = engine.run(shape, pool, inputs, owners=lanes, counts=None)
+        accepted, sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=None)
         engine.stats["verify_steps"] += 1
         if timing is not None:
             timing.dispatched(sampled.token)

@@ -1,13 +1,13 @@
-"""The engine: parameters, compiled programs, and pools of rows for runs.
+"""The engine: parameters, compiled programs, and the pool of rows for a run.
 
-More than 300 lines: one class with parts that share its parameters and pools.
+More than 300 lines: one class with parts that share its parameters and its pool.
 """
 
 import math
 import weakref
 from collections.abc import Callable, Sequence, Sized
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -34,8 +34,8 @@ from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.runner import Move, OneProcess, PoolStep, Runner
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape, lane_bucket
+from hybridlm.programs.runner import OneProcess, PoolStep, Runner
+from hybridlm.programs.shapes import AnyShape, Shape, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import RowPool
@@ -45,14 +45,13 @@ from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
-from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK, Decoder, MtpDecoder
 
-MAX_PREFILL_ROWS = 4
-"""Maximum rows of the prefill pool: enough for full matmul throughput, few enough for decoding sequences."""
+MAX_PREFILL_LANES = 4
+"""Maximum lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
 
 StepHook = Callable[[Rows, list[Any]], Rows]
-"""(rows, owner of each row) -> rows; for tests that inject faults."""
+"""(rows, owner in the step of each row) -> rows; for tests that inject faults."""
 
 
 class RequestQueue(Protocol):
@@ -78,7 +77,7 @@ class Engine:
         settings: options of `load` for this model and the devices of `programs`.
         fingerprint: fingerprint of the checkpoint; "" without weights.
         runner: runs the steps; None for the compiled ones in this process alone.
-        prefill_rows: maximum number of prompts prefilled at a time, at most the lanes.
+        prefill_lanes: maximum number of prompts prefilled at a time, at most the lanes.
 
     Raises:
         ValueError: `prefix_cache` is less than one state.
@@ -92,8 +91,9 @@ class Engine:
         placement: the devices of the parameters and of the programs.
         hidden_size: width of the residual stream.
         params: parameters of the model, as every step takes them.
-        prefill_rows: rows of the prefill pool.
-        prefill_sizes: sizes of the prefill pool, for one sequence and for all.
+        rows: rows of the pool of a run: one for each lane.
+        prefill_lanes: maximum lanes of a prefill or scoring step.
+        prefill_sizes: lanes of prefill steps, for one sequence and for all.
         row_arrays: makes the arrays of rows.
         runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
@@ -101,7 +101,7 @@ class Engine:
         queues: queues of the open sessions.
         checked: check after every step that every row is free or has one holder: in tests, and with a sanitizer.
         finished: takes the results of texts that have finished, while a part of a file is scored; None otherwise.
-        after_step: test hook, called after every step with the rows and their owners.
+        after_step: test hook, called after every step with the rows and their owners in the step.
     """
 
     checked = False
@@ -114,7 +114,7 @@ class Engine:
         settings: ResolvedConfig,
         fingerprint: Fingerprint | str = "",
         runner: Runner | None = None,
-        prefill_rows: int = MAX_PREFILL_ROWS,
+        prefill_lanes: int = MAX_PREFILL_LANES,
     ):
         self.options = settings
         self.lanes, self.context, self.chunk, self.dtype = (
@@ -124,7 +124,7 @@ class Engine:
         placement = self.placement = programs.placement
         self.runner = OneProcess(programs, placement) if runner is None else runner
         self.decisions: Decisions = self.runner.decisions
-        self.prefill_rows = placement.prefill_rows(self.lanes, prefill_rows)
+        self.prefill_lanes = placement.prefill_lanes(self.lanes, prefill_lanes)
         self.params = params
         self.speculate: Speculate = settings.speculate
         self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
@@ -133,7 +133,7 @@ class Engine:
         self.hidden_size = model.config.hidden_size
         self.vocab_size = Vocabulary.of(model.config).size
         self.stats = {
-            "steps": 0, "row_copies": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
+            "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0, "step_tokens": 0, "step_places": 0, "decode_tokens": 0, "decode_places": 0,
         }  # fmt: skip
@@ -141,13 +141,14 @@ class Engine:
         self.after_step: StepHook | None = None
         self.finished: FinishedTexts | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
-        # A pool between them would save less time than its steps take to compile.
+        self.rows = max(self.lanes, self._min_rows)
+        # Sizes between them would save less time than their steps take to compile.
         self.prefill_sizes = sorted(
-            {self.bucket(1, self.prefill_rows), self.bucket(self.prefill_rows, self.prefill_rows)}
+            {self.bucket(1, self.prefill_lanes), self.bucket(self.prefill_lanes, self.prefill_lanes)}
         )
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
-        self._idle_pools: dict[str, RowPool] = {}
+        self._idle_pool: RowPool | None = None
         self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
         self._cache_budget = budget = settings.prefix_cache
@@ -243,11 +244,7 @@ class Engine:
 
     def new_pool(self, count: int) -> RowPool:
         """Allocate a pool of `count` rows of zero state."""
-        return RowPool(self.new_rows(count))
-
-    def new_row(self) -> RowPool:
-        """Allocate a pool for one sequence, of zero state."""
-        return self.new_pool(self._min_rows)
+        return RowPool(self.new_rows(count), self.placement.data)
 
     @cached_property
     def moves(self) -> RowMoves:
@@ -264,44 +261,45 @@ class Engine:
         return StateKind(self._model, self.dtype, self.context, layout_of(rows, longer, self.placement))
 
     def bucket(self, count: int, limit: int) -> int:
-        """Return the pool size for `count` sequences: a power of two per device, limited."""
+        """Return the lanes of a step for `count` sequences: a power of two per device, limited."""
         devices = self.placement.data
         return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
 
     def buckets(self, limit: int) -> list[int]:
-        """Return all sizes of a pool of at most `limit` rows."""
+        """Return all numbers of lanes of a step, at most `limit`."""
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
 
     def prefill_size(self, count: int) -> int:
-        """Return the size of the prefill pool for `count` sequences."""
+        """Return the lanes of a prefill step for `count` sequences."""
         return next(size for size in self.prefill_sizes if size >= count)
 
-    def borrow(self, use: Literal["prefill", "decode"], size: int) -> RowPool:
+    def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
+        """Return the shape of a generating step on the rows of a run; `fields` as in `Shape`."""
+        return Shape("generate", lanes, tokens, self.rows, **fields)
+
+    def borrow(self, size: int) -> RowPool:
         """Return a pool of `size` free rows, idle since an earlier run or new.
 
         Old contents of rows are irrelevant: a sequence that begins starts from zero state inside the step.
         """
         self.require_parameters()
-        pool = self._idle_pools.pop(use, None)
+        pool, self._idle_pool = self._idle_pool, None
         if pool is not None and pool.size == size and pool.whole:
             pool.vacate()
             return pool
         del pool  # frees its memory before the new pool is allocated
         return self.new_pool(size)
 
-    def give_back(self, use: Literal["prefill", "decode"], pool: RowPool) -> None:
+    def give_back(self, pool: RowPool) -> None:
         """Keep a pool for the next run, unless an interrupted step has its rows."""
         if pool.whole:
-            self._idle_pools[use] = pool
-
-    def give_up(self, use: Literal["prefill", "decode"]) -> None:
-        """Free the pool that an earlier run gave back, if there is one."""
-        self._idle_pools.pop(use, None)
+            self._idle_pool = pool
 
     def run(
         self,
         shape: Shape,
         pool: RowPool,
+        rows: np.ndarray,
         inputs: StepInputs,
         owners: Sequence[Any],
         counts: np.ndarray | None,
@@ -311,18 +309,25 @@ class Engine:
         Args:
             shape: the program.
             pool: pool with rows that are consumed and replaced.
+            rows: row of each lane (`LaneMap.rows`), int32 [N]; `inputs` has its slots.
             inputs: inputs of the step; host arrays must not be written to afterwards.
-            owners: owner of each row, for the sanitizer and the test hook.
-            counts: tokens that each row consumes, int32 [N], on the host; None if the step decides: then it returns
-                them as its first output, and `RowPool.advance` is called once that has been read.
+            owners: owner of each lane, for the sanitizer and the test hook; None for an idle lane.
+            counts: tokens that each lane consumes, int32 [N], on the host; None if the step decides: then it returns
+                them as its first output, and `RowPool.settle` is called once that has been read.
 
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
-        outputs, rows = self.runner.run(step, self.example_arguments)
-        pool.put(rows if self.after_step is None else self.after_step(rows, list(owners)))
-        pool.advance(counts)
+        outputs, arrays = self.runner.run(step, self.example_arguments)
+        if self.after_step is not None:
+            owner_of = dict(zip(rows.tolist(), owners, strict=True))
+            arrays = self.after_step(arrays, [owner_of.get(row) for row in range(pool.size)])
+        pool.put(arrays)
+        if counts is None:
+            pool.unsettle(rows[[owner is not None for owner in owners]])
+        else:
+            pool.advance(rows, counts)
         self.stats["steps"] += 1
         if counts is not None:
             tokens, places = int(np.sum(counts)), shape.lanes * shape.tokens
@@ -332,17 +337,6 @@ class Engine:
                 self.stats["decode_tokens"] += tokens
                 self.stats["decode_places"] += places
         return outputs
-
-    def copy(self, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:
-        """Dispatch the copy of one row, in all its arrays, to another pool."""
-        self.copy_row(source, source.owner.bind([read], 1), target, target.owner.bind([write], 1))
-        target.moved(write, source.consumed(read))
-        self.stats["row_copies"] += 1
-
-    def copy_row(self, source: RowPool, read: np.ndarray, target: RowPool, write: np.ndarray) -> None:
-        """Dispatch the copy of a row by row numbers, int32 [1] each."""
-        step = Move(CopyShape(source.size, target.size), target, source, (read, write))
-        self.runner.move(step, self.example_arguments)
 
     def program(self, shape: AnyShape) -> CompiledStep:
         """Return the program of a shape, compiled on first use.

@@ -17,7 +17,7 @@ from hybridlm.checkpoint.packed.layout import PackedLayout
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.engine.arguments import dtype_of_caches
 from hybridlm.engine.config import ResolvedConfig
-from hybridlm.engine.engine import MAX_PREFILL_ROWS, Engine
+from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
 from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
 
@@ -33,7 +33,8 @@ class Demand:
     Attributes:
         weights: bytes of the parameters.
         row: context -> bytes of the row of one sequence.
-        lanes, prefill_rows: rows of the decode and of the prefill pool on each device.
+        lanes: rows of the engine's pool on each device, one for each lane.
+        scoring: rows of the pool of a call that scores, on each device.
         context: maximum length of a sequence.
         scratch: scratch of the largest compiled step; 0 while none has been compiled.
         prefix_cache: limit of the prefix cache.
@@ -43,7 +44,7 @@ class Demand:
     weights: int
     row: Callable[[int], int]
     lanes: int
-    prefill_rows: int
+    scoring: int
     context: int
     scratch: int = 0
     prefix_cache: int = 0
@@ -51,8 +52,8 @@ class Demand:
 
     @property
     def rows(self) -> int:
-        """Bytes of both pools."""
-        return (self.lanes + self.prefill_rows) * self.row(self.context)
+        """Bytes of the engine's pool, and of a pool while a call scores."""
+        return pool_rows(self.lanes, self.scoring) * self.row(self.context)
 
     @property
     def total(self) -> int:
@@ -71,8 +72,8 @@ class Demand:
         cached = f" + prefix_cache {format_bytes(self.prefix_cache)}" if self.prefix_cache else ""
         each = f" on each of {self.devices} devices" if self.devices > 1 else ""
         raise InsufficientMemory(
-            f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} decoding and "
-            f"{self.prefill_rows} prefilling sequences x {format_bytes(self.row(self.context))} at a context of "
+            f"the model does not fit{each}: weights {format_bytes(self.weights)} + rows of {self.lanes} lanes and "
+            f"{self.scoring} more while scoring x {format_bytes(self.row(self.context))} at a context of "
             f"{self.context}"
             f"{scratch}{cached} = {format_bytes(self.total)}, available are {format_bytes(available)}; "
             f"{self._would_fit(available)}"
@@ -81,11 +82,12 @@ class Demand:
     def _would_fit(self, available: int) -> str:
         remaining = available - self.weights - self.scratch - self.prefix_cache
         lanes = max(
-            (n for n in range(1, self.lanes) if (n + min(n, self.prefill_rows)) * self.row(self.context) <= remaining),
+            (n for n in range(1, self.lanes) if pool_rows(n, self.scoring) * self.row(self.context) <= remaining),
             default=0,
         )
         contexts = range(KV_BLOCK, self.context, KV_BLOCK)
-        context = max((c for c in contexts if (self.lanes + self.prefill_rows) * self.row(c) <= remaining), default=0)
+        rows = pool_rows(self.lanes, self.scoring)
+        context = max((c for c in contexts if rows * self.row(c) <= remaining), default=0)
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []
         options += (
@@ -94,6 +96,11 @@ class Demand:
         if not options:
             return "not even one lane would fit: load it in a narrower dtype or on a larger device"
         return f"{' or '.join(options)} would fit"
+
+
+def pool_rows(lanes: int, scoring: int) -> int:
+    """Return the rows of an engine on each device: one for each lane, and those of a call that scores."""
+    return lanes + min(lanes, scoring)
 
 
 def available_memory(placement: Placement = ONE_DEVICE) -> int | None:
@@ -170,11 +177,9 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
     # On a CPU the host's share of the prefix cache is in the same memory.
     budget, lanes, context = settings.prefix_cache, settings.lanes, settings.context
     cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
-    devices, prefill_rows = placement.data, placement.prefill_rows(lanes, MAX_PREFILL_ROWS)
+    devices, scoring = placement.data, placement.prefill_lanes(lanes, MAX_PREFILL_LANES)
     row = model.state_size(dtype_of_caches(settings.dtype, placement.platform)).of
-    demand = Demand(
-        weights, row, lanes // devices, prefill_rows // devices, context, prefix_cache=cached, devices=devices
-    )
+    demand = Demand(weights, row, lanes // devices, scoring // devices, context, prefix_cache=cached, devices=devices)
     demand.require(available_memory(placement))
     return demand
 
@@ -188,9 +193,10 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     remaining = available_memory(engine.placement)
     if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:
         return
-    largest = [Shape("generate", engine.prefill_rows, engine.chunk), Shape("generate", engine.lanes, 1)]
+    largest = [engine.generating(engine.prefill_lanes, engine.chunk), engine.generating(engine.lanes, 1)]
     if engine.speculate is not None:
-        largest.append(Shape("verify", engine.lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts))
+        tokens = engine.draft_tokens + 1
+        largest.append(Shape("verify", engine.lanes, tokens, engine.rows, mtp_drafts=engine.mtp_drafts))
     scratch = max(
         engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
     )

@@ -68,19 +68,22 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
 def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
     if not consumed:
         return nothing_consumed(engine.kind)
-    pool = engine.new_row()
+    pool = engine.borrow(engine.rows)
     slot = pool.acquire()
-    lane = pool.lanes([slot])[0]
-    owners = [slot if row == lane else None for row in range(pool.size)]
+    (lane,), lane_map = pool.arrange([slot], engine.bucket(1, engine.lanes))
+    owners = [slot if other == lane else None for other in range(len(lane_map.rows))]
     token = np.zeros(0)
     for start in range(0, len(consumed), engine.chunk):
         engine.decisions.checkpoint()
         part = Feed(consumed[start : start + engine.chunk], start)
-        batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk)
-        inputs = sampling_inputs(batch, [None] * pool.size, engine.vocab_size)
-        token = engine.run(Shape.of(inputs), pool, inputs, owners=owners, counts=np.asarray(batch.lengths)).token
+        batch = Batch.of([None if owner is None else part for owner in owners], engine.chunk, lane_map.slots)
+        inputs, counts = sampling_inputs(batch, [None] * len(owners), engine.vocab_size), np.asarray(batch.lengths)
+        shape = Shape.of(inputs, pool.size)
+        token = engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts).token
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
+    pool.owner.release(slot)
+    engine.give_back(pool)
     engine.runner.forget(slot)
     if engine.runner.read(token)[lane] >= engine.vocab_size:
         raise NumericalError("prefix", len(consumed))

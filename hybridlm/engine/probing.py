@@ -21,7 +21,7 @@ from hybridlm.requests.captured_table import CaptureTable
 from hybridlm.requests.probes import Probe, edit_inputs, probe_inputs, shape_of, slots
 from hybridlm.requests.sites import ProbeSites
 from hybridlm.rows.cached_buffers import CachedBuffers
-from hybridlm.rows.pool import RowPool
+from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.steps.edit import state_sites, types_in
 from hybridlm.steps.hooks import ProbeInputs, ProbeShape
 from hybridlm.steps.operands import Feed
@@ -118,18 +118,23 @@ class Probing:
         shape = shape_of(probes, 1)
         return None if shape == ProbeShape() else probe_inputs(probes, shape, self.sites.hidden, None)
 
-    def after_step(self, pool: RowPool, stepped: Sequence[tuple[int, Any, int]]) -> dict[int, StepReads]:
+    def after_step(
+        self, pool: RowPool, lane_map: LaneMap, stepped: Sequence[tuple[int, Any, int]]
+    ) -> dict[int, StepReads]:
         """Dispatch the changes of states after a step, then the copies of states to read.
 
         Args:
             pool: the rows.
+            lane_map: row of each lane of the step.
             stepped: lane, sequence, and number of tokens that the sequence consumed in the step.
 
         Returns:
             Lane -> reads.
         """
         probed = [entry for entry in stepped if entry[1].probe is not None]
-        self._edit(pool, {lane: sequence.probe.edits_after(sequence.consumed) for lane, sequence, _ in probed})
+        self._edit(
+            pool, lane_map, {lane: sequence.probe.edits_after(sequence.consumed) for lane, sequence, _ in probed}
+        )
         reads = {}
         for lane, sequence, count in probed:
             positions = sequence.probe.read_in(sequence.consumed - count, sequence.consumed)
@@ -139,12 +144,13 @@ class Probing:
                 reads[lane] = StepReads(positions, states)
         return reads
 
-    def _edit(self, pool: RowPool, edits: dict[int, list[Any]]) -> None:
+    def _edit(self, pool: RowPool, lane_map: LaneMap, edits: dict[int, list[Any]]) -> None:
         """Dispatch the changes of each lane's state, in turns of one change for each lane."""
+        shape = EditShape(len(lane_map.slots), pool.size)
         for turn in range(max(map(len, edits.values()), default=0)):
-            changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(pool.size)]
+            changes = [edits.get(lane, [])[turn : turn + 1] for lane in range(shape.lanes)]
             inputs = edit_inputs([next(iter(change), None) for change in changes], self._types, self._orders)
-            self._engine.runner.edit(EditShape(pool.size), self._engine.example_arguments, pool, inputs)
+            self._engine.runner.edit(shape, self._engine.example_arguments, pool, (lane_map.slots, inputs))
 
     def take(
         self, sequence: Any, reads: StepReads | None, hidden_states: Sequence[np.ndarray] | None, lane: int

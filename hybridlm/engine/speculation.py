@@ -1,4 +1,4 @@
-"""Speculation: the choice of drafts for the next step of the decode pool.
+"""Speculation: the choice of drafts for the next decode step.
 
 Drafts never change the sampled tokens, only the speed. A verifying step takes longer than a sampling step, and yields
 more tokens if drafts are right. Both are measured: the times of steps, and each sequence's rate of right drafts.

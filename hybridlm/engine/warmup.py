@@ -3,10 +3,11 @@
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.engine import Engine
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.progress import counting_progress
 
 COMPILE_SECONDS = 120.0
@@ -30,7 +31,7 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
         return str(shape), time.perf_counter() - start
 
     with counting_progress(progress, "compiling", len(shapes)) as report, ThreadPoolExecutor(cores()) as pool:
-        # Model steps take longest and come first; the moves of rows fill the gaps.
+        # Model steps take longest and come first; the moves of states fill the gaps.
         waiting = [pool.submit(compiled, shape) for shape in shapes]
         try:
             for future in as_completed(waiting):
@@ -54,42 +55,36 @@ def first_shapes(engine: Engine) -> list[AnyShape]:
     """Return the first steps of a `generate` call: all lanes, then one sequence."""
     single = engine.prefill_size(1), engine.bucket(1, engine.lanes)
     shapes: list[AnyShape] = []
-    for prefill, decode in ((engine.prefill_rows, engine.lanes), single):
-        shapes += [Shape("generate", prefill, engine.chunk), CopyShape(prefill, decode), Shape("generate", decode, 1)]
+    for prefill, decode in ((engine.prefill_lanes, engine.lanes), single):
+        shapes += [engine.generating(prefill, engine.chunk), engine.generating(decode, 1)]
     # A single prompt is often short.
-    shapes += [Shape("generate", single[0], width) for width in engine.widths]
+    shapes += [engine.generating(single[0], width) for width in engine.widths]
     return list(dict.fromkeys(shapes))
 
 
 def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) -> list[AnyShape]:
-    """Return all step shapes: prefill, decode, verification, scoring, and moves of rows.
+    """Return all step shapes: prefill, decode, verification, scoring, and moves of states.
 
-    Rows are copied between pools, and states are moved out of a pool into the prefix cache and back. Requests with
-    log-probabilities or a logits processor have separate steps, compiled on first use.
+    States are moved out of a pool into cached buffers and back. Requests with log-probabilities or a logits processor
+    have separate steps, compiled on first use.
 
     Args:
         only_full: only for the largest number of lanes, and moves of states only with a prefix cache.
         drafts: include steps that verify drafts, even if the engine does not draft by default; a model with layers
             that cannot verify has no such steps.
     """
-    prefill = [engine.prefill_rows] if only_full else engine.prefill_sizes
-    scoring = [engine.prefill_rows] if only_full else engine.buckets(engine.prefill_rows)
+    prefill = [engine.prefill_lanes] if only_full else engine.prefill_sizes
+    scoring = [engine.prefill_lanes] if only_full else engine.buckets(engine.prefill_lanes)
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
     widths = [engine.chunk] if only_full else engine.widths
     shapes: list[AnyShape] = []
-    shapes += [Shape("generate", lanes, width) for lanes in prefill for width in widths]
-    shapes += [Shape("generate", lanes, 1) for lanes in decode]
+    shapes += [engine.generating(lanes, width) for lanes in prefill for width in widths]
+    shapes += [engine.generating(lanes, 1) for lanes in decode]
     if engine.speculate is not None or (drafts and not engine.row_arrays.model.without_commit()):
-        shapes += [Shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
-        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
-    shapes += [Shape("score", lanes, width, 0) for lanes in scoring for width in engine.widths]
-    shapes += [CopyShape(source, target) for source in prefill for target in decode]
-    if not only_full:
-        for sizes in (prefill, decode):
-            shapes += [CopyShape(source, target) for source in sizes for target in sizes if source != target]
+        drafting: dict[str, Any] = {"rows": engine.rows, "mtp_drafts": engine.mtp_drafts}
+        shapes += [Shape("generate", lanes, 1, **drafting) for lanes in decode]
+        shapes += [Shape("verify", lanes, engine.draft_tokens + 1, **drafting) for lanes in decode]
+    shapes += [Shape("score", lanes, width, lanes, 0) for lanes in scoring for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for pool in scoring for shape in engine.moves.shapes(pool)]
-    if engine.prefix_cache is not None:
-        # The final state of an answer is cached from the decode pool.
-        shapes += [shape for pool in decode for shape in engine.moves.shapes(pool) if shape.kept]
+        shapes += [shape for pool in (engine.rows, *scoring) for shape in engine.moves.shapes(pool)]
     return list(dict.fromkeys(shapes))

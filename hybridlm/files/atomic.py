@@ -64,7 +64,6 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
     """Add a file's name to errors of writing without one, such as a full disk.
 
     Args:
-        path: the file.
         only: numbers of its errors; None for all.
     """
     try:
@@ -110,7 +109,6 @@ class FileVersion:
     """Identity of a file's content.
 
     Attributes:
-        device, inode, size: of the file.
         modified, changed: times of the last write, and of the last change of content or status, in nanoseconds. No
             program can set the second one back.
         settled: True if a later write changes one of these.

@@ -41,7 +41,6 @@ class GgufHeader:
     """Header of a GGUF file: its metadata and the places of its tensors.
 
     Attributes:
-        path: the file.
         metadata: key -> number, string, or list of them.
         tensors: llama.cpp's name -> type of blocks or numbers, shape with the outermost dimension first, and bytes.
     """

@@ -11,7 +11,6 @@ class TokenSet:
     """Mask of a fixed set of tokens, with the methods of `GrammarState`.
 
     Args:
-        token_ids: the tokens.
         vocab_size: number of logits of a token.
     """
 
@@ -47,7 +46,6 @@ def token_masks(
 
     Args:
         states: grammars and sets of tokens of the lanes; None for a lane that may sample any token.
-        words: words of a mask.
         drafts: drafts of the lanes; None for a step that verifies none.
         tokens: tokens of a lane in a step that verifies.
 

@@ -154,7 +154,6 @@ class ProcessGroup:
         Without waiting, the first process to run it would block its devices until the others have compiled.
 
         Args:
-            shape: the step.
             compiled: (`all_have` of `Programs.compiled`) -> the program.
 
         Raises:

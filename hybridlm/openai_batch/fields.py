@@ -11,7 +11,6 @@ class Kind(NamedTuple):
     """The values that a field may have.
 
     Attributes:
-        name: in messages.
         holds: whether a value is of this kind.
         read: value of this kind -> what `Fields.take` returns.
     """

@@ -22,7 +22,6 @@ def response_body(
     """Return the body of a response.
 
     Args:
-        request: the request.
         completions: completions of its engine requests, in order.
         scores: scores of its prompts, in order; empty if their log-probabilities are not asked for.
         tokenizer: None if tokens have no text; `text` is null then.

@@ -27,7 +27,7 @@ class RowMoves:
         kind: kind of the states.
         rows: (count) -> ShapeDtypeStructs of `count` rows.
         placement: the devices.
-        stats: counters; `row_copies` and `prefix_tokens_saved` are counted here.
+        stats: counters; `prefix_tokens_saved` is counted here.
         head: whether the model has an MTP head. Its keys and values of a token depend on the next token too, which
             differs, or is still unknown, where two sequences part.
 
@@ -110,7 +110,6 @@ class RowMoves:
             count, overlap = min(KV_BLOCK, label.position - first), lead if first < position else 0
             buffers = self._keep("span", pool, slot, (first, count), first, mark)
             spans.append(BufferSpan(buffers, overlap, count - overlap))
-        self._stats["row_copies"] += 1
         return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
 
     @property
@@ -146,7 +145,6 @@ class RowMoves:
         position = 0
         if snapshot.state is not None:
             self._restore(snapshot.state, "state", pool, slot, ())
-            self._stats["row_copies"] += 1
         for buffers, first, count in snapshot.spans:
             lead = min(first, self._overlap)
             operands = (first - lead, count + lead, position - lead)

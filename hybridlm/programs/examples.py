@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.shapes import CopyShape, EditShape, Shape
+from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.logit_changes import empty_changes
 from hybridlm.requests.probes import probe_inputs
 from hybridlm.requests.sampling_operands import sampling_arrays
@@ -17,7 +17,7 @@ from hybridlm.steps.structure import Rows, Structure
 
 
 def example_arguments(
-    shape: Shape | CopyShape | EditShape,
+    shape: Shape | EditShape,
     params: tuple[Any, ...],
     rows: Callable[[int], Rows],
     placement: Placement,
@@ -38,10 +38,8 @@ def example_arguments(
     """
     if isinstance(shape, EditShape):
         abstract = rows(shape.rows)
-        return abstract, placement.examples(no_edits(shape.rows, types_in(structure, abstract)))
-    if isinstance(shape, CopyShape):
-        maps = placement.examples((np.zeros(1, np.int32),) * 2, replicated=True)
-        return rows(shape.target), rows(shape.source), *maps
+        edits = no_edits(shape.lanes, types_in(structure, abstract))
+        return abstract, *placement.examples((np.arange(shape.lanes, dtype=np.int32), edits))
     idle, size, parts = [None] * shape.lanes, (shape.lanes, shape.tokens), dict[str, Any]()
     if shape.step == "score":
         parts["targets"] = np.zeros(size, np.int32)
@@ -57,7 +55,8 @@ def example_arguments(
         count = shape.probes.places if shape.step == "score" else 0
         places = np.zeros((shape.lanes, count), np.int32) if count else None
         parts["probes"] = probe_inputs(idle, shape.probes, hidden, places)
-    return params, rows(shape.lanes), placement.examples(StepInputs(Batch.of(idle, shape.tokens), **parts))
+    batch = Batch.of(idle, shape.tokens, np.arange(shape.lanes))
+    return params, rows(shape.rows), placement.examples(StepInputs(batch, **parts))
 
 
 def _mask_shape(shape: Shape, vocab_size: int) -> tuple[int, ...] | None:

@@ -51,7 +51,7 @@ class ManyProcesses(Runner):
         """Return the program, once every process has one with the same text."""
         return self.group.agree_on_program(shape, lambda all_have: self.programs.compiled(shape, examples, all_have))
 
-    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
         """Refuse: states of rows are changed by one process only; raises ValueError."""
         self.require_edits(str(shape))
 

@@ -26,15 +26,14 @@ from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_che
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.kept_state import KeptState
 from hybridlm.programs.origin import Origin
-from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, S, Shape
+from hybridlm.programs.shapes import AnyShape, EditShape, S, Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.programs.stored_programs import StoredPrograms, types_of
 from hybridlm.rows.parts import PartShape
-from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import SplitRows
-from hybridlm.steps.contract import step_contract
+from hybridlm.steps.contract import slot_map, step_contract
 from hybridlm.steps.dim_names import name_pool_dims
-from hybridlm.steps.edit import EDIT_CONTRACT, edit_step
+from hybridlm.steps.edit import edit_contract, edit_step
 from hybridlm.steps.generate import generate_step
 from hybridlm.steps.hidden import hidden_step
 from hybridlm.steps.score import score_step
@@ -161,11 +160,10 @@ class Programs:
         step, contract = self._whole_rows_step(shape)
         return step, name_pool_dims(contract, arrays)
 
-    def _whole_rows_step(self, shape: Shape | CopyShape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
+    def _whole_rows_step(self, shape: Shape | EditShape) -> tuple[Callable[..., Any], LaneContract]:
         if isinstance(shape, EditShape):
-            return edit_step(self.structure, self.placement.devices), EDIT_CONTRACT
-        if isinstance(shape, CopyShape):
-            return copy_row(self._split, self._split), copy_contract(shape.source, shape.target)
+            slots = slot_map(shape.rows, self.placement.data)
+            return edit_step(self.structure, self.placement.devices), edit_contract(self.structure, slots)
         if shape.step == "generate":
             step = generate_step(self.structure, shape.top, shape.processor, shape.mtp_drafts)
         elif shape.step == "verify":
@@ -174,7 +172,7 @@ class Programs:
             step = hidden_step(self.structure)
         else:
             step = score_step(self.structure, shape.top or 0)
-        return step, step_contract(verifying=shape.step == "verify")
+        return step, step_contract(shape.step == "verify", slot_map(shape.rows, self.placement.data))
 
     @under_settings
     def key(self, shape: AnyShape, arguments: tuple[Any, ...]) -> str | None:

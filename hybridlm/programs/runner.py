@@ -1,4 +1,4 @@
-"""The only interface for running steps on a pool's rows and for moving rows.
+"""The only interface for running steps on a pool's rows and for moving states out of rows and back.
 
 `OneProcess` calls the compiled steps, `hybridlm.programs.many_processes` runs them in several processes together, and
 `hybridlm.programs.sanitized` runs them with shadow labels.
@@ -17,7 +17,7 @@ from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.in_flight import InFlight
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.shapes import AnyShape, CopyShape, EditShape, Shape
+from hybridlm.programs.shapes import AnyShape, EditShape, Shape
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.parts import PartShape
 from hybridlm.rows.pool import PoolPart, RowPool
@@ -28,7 +28,7 @@ from ir_passes.compile.stored import StoredStep
 from ir_passes.host.row_ledger import Label
 from ir_passes.jaxpr import jax_private
 
-MovedArrays = RowPool | PoolPart | CachedBuffers
+MovedArrays = PoolPart | CachedBuffers
 """Arrays that a move reads or writes: with `look` for those that are read, `take` and `put` for those written."""
 Examples = Callable[[Any], tuple[Any, ...]]
 """Shape -> example arguments for the compilation of its step on first use."""
@@ -52,7 +52,7 @@ class PoolStep(NamedTuple):
 
 
 class Move(NamedTuple):
-    """A copy of a row, or of a part of it.
+    """A copy of a part of a row.
 
     Attributes:
         shape: the program.
@@ -61,7 +61,7 @@ class Move(NamedTuple):
         mark: label under which a cached state is continued, where that is not its own.
     """
 
-    shape: CopyShape | PartShape
+    shape: PartShape
     target: MovedArrays
     source: MovedArrays
     maps: Sequence[np.ndarray]
@@ -75,7 +75,7 @@ class Runner(ABC):
     IsolationError, AuditError or HloError if the step is refused.
 
     Attributes:
-        min_rows: least number of rows of a pool or of cached buffers.
+        min_rows: least number of rows of a pool or of cached buffers, and of lanes of a step.
         checks_rows: whether the engine checks after every step that each row is free or has one holder.
         compiles_ahead: whether programs are compiled in threads before their first use.
         decisions: shares commands and decisions with the other processes, if there are any.
@@ -108,11 +108,11 @@ class Runner(ABC):
 
     @abstractmethod
     def move(self, step: Move, examples: Examples) -> None:
-        """Dispatch a step that copies a row, or a part of it, into another."""
+        """Dispatch a step that copies a part of a row."""
 
     @abstractmethod
-    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
-        """Dispatch a step that changes the rows of a pool, given its operand; see `require_edits`."""
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
+        """Dispatch a step that changes rows of a pool, given its slots and edits; see `require_edits`."""
 
     def require_edits(self, subject: str) -> None:
         """Raise ValueError unless states can be read and changed between steps.
@@ -182,10 +182,10 @@ class OneProcess(Runner):
         step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
 
     @under_settings
-    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
         """Dispatch the compiled change of states; the pool's arrays are donated."""
-        edits, program = self.placement.put(operand), self.compiled(shape, examples)
-        pool.put(*self._call(program, pool.take(), edits))
+        operands, program = self.placement.put(operands), self.compiled(shape, examples)
+        pool.put(*self._call(program, pool.take(), *operands))
 
     def _call(self, program: Any, *args: Any) -> Any:
         with jax_private.explicit_device_put():

@@ -126,7 +126,7 @@ class Sanitizer(Runner):
             self._shadow_labels[target] = moved[: len(into)]
         target.put(new)
 
-    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operand: Any) -> None:
+    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
         """Refuse: states are not changed between sanitized steps; raises ValueError."""
         self.require_edits(str(shape))
 

@@ -16,6 +16,7 @@ class Shape:
     Attributes:
         step: "generate", "verify", "score" or "hidden".
         lanes, tokens: N and T.
+        rows: rows of the pool.
         top: number of reported log-probabilities, or None.
         processor: the logits processor, or None.
         mtp_drafts: tokens that the MTP head drafts after the sampled one.
@@ -29,6 +30,7 @@ class Shape:
     step: Literal["generate", "verify", "score", "hidden"]
     lanes: int
     tokens: int
+    rows: int
     top: int | None = None
     processor: LogitsProcessor | None = None
     mtp_drafts: int = 0
@@ -41,6 +43,7 @@ class Shape:
     def of(
         cls,
         inputs: StepInputs,
+        rows: int,
         top: int | None = None,
         processor: LogitsProcessor | None = None,
         mtp_drafts: int = 0,
@@ -49,6 +52,7 @@ class Shape:
 
         Args:
             inputs: arrays, or their types.
+            rows: rows of the pool.
             top, processor, mtp_drafts: settings without an input, as above.
         """
         lanes, tokens = inputs.batch.tokens.shape
@@ -58,6 +62,7 @@ class Shape:
             samples if inputs.sampling is not None else "hidden" if inputs.targets is None else "score",
             lanes,
             tokens,
+            rows,
             top,
             processor,
             mtp_drafts,
@@ -76,32 +81,22 @@ class Shape:
         name = f" processor={name}" if self.processor else ""
         chosen = "" if self.chosen is None else f" chosen={self.chosen}"
         chosen += "" if self.probes is None else f" {self.probes}"
-        return f"{self.step} {self.lanes}x{self.tokens}{top}{mtp_drafts}{chosen}{name}"
+        return f"{self.step} {self.lanes}x{self.tokens} of {self.rows}{top}{mtp_drafts}{chosen}{name}"
 
 
 @dataclass(frozen=True)
 class EditShape:
-    """Compilation key of the step that changes states in a pool of `rows` rows."""
+    """Compilation key of the step that changes the states of `lanes` rows in a pool of `rows`."""
 
+    lanes: int
     rows: int
 
     def __str__(self) -> str:
-        return f"edit states of {self.rows}"
+        return f"edit states of {self.lanes} of {self.rows}"
 
 
-@dataclass(frozen=True)
-class CopyShape:
-    """Compilation key of the copy of a row, between pools of `source` and `target` rows."""
-
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        return f"copy {self.source} to {self.target}"
-
-
-AnyShape = Shape | CopyShape | PartShape | EditShape
-S = TypeVar("S", Shape, CopyShape, PartShape, EditShape, AnyShape)
+AnyShape = Shape | PartShape | EditShape
+S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 """Any one kind of shape, or all."""
 
 

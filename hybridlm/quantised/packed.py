@@ -24,7 +24,6 @@ class PackedForm:
         kind: kind of the codes (see `QuantisedWeight`).
         inputs: entries of a row.
         groups: scales of a row.
-        scale_dtype: dtype of the scales.
         has_matrix_scale: True if the complete matrix has a scale as well.
         zero: dtype of the zero points of groups: the dtype of the codes, or "float32" for zero points that are
             subtracted from the product with the scale; None without zero points.
@@ -64,7 +63,6 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     """Return the packed form of a weight; None if it can only be dequantised.
 
     Args:
-        tensor: the weight.
         scale_dtype: safetensors dtype of its scales.
         read: reads the order of its columns and zero points of "int8", if stored: most files store trivial ones.
     """

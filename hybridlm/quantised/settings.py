@@ -69,7 +69,6 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
     """Read a checkpoint's configuration of quantisation.
 
     Args:
-        config: config.json.
         hf_quant_config: hf_quant_config.json; None if it is missing.
     """
     entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]

@@ -59,7 +59,6 @@ class Tensors:
     Attributes:
         members: role -> name: "codes", and of "scale", "inverse", "global", "zero", "order", "shape" those there are.
         tensors: name -> header entry.
-        read: reads a tensor.
         hints: from the configuration.
     """
 

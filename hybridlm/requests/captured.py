@@ -34,7 +34,6 @@ class StoredArrays(Mapping[Key, np.ndarray]):
     """Arrays of a safetensors file, opened per use.
 
     Args:
-        path: the file.
         names: key -> the name of its array in the file.
     """
 

@@ -24,7 +24,6 @@ def logit_changes(
     All sampled tokens of lanes with changed logits must have been read.
 
     Args:
-        lanes: the sequences.
         vocab_size: logits of a token.
         drafts: drafts of each lane, for a step that verifies; None for one that samples.
         tokens: tokens of a lane in a verifying step.

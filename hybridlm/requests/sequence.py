@@ -91,7 +91,6 @@ class ActiveSequence:
     consume and sample, and those that have been read.
 
     Attributes:
-        request: the request.
         consumed: tokens that its state has seen once the dispatched steps have run.
         slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.

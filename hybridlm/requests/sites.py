@@ -80,7 +80,6 @@ class ProbeSites:
         """Return an intervention with runs, mixer and values for this model.
 
         Args:
-            change: the intervention.
             where: name in messages.
             length: positions of the sequence, those to be generated included.
 

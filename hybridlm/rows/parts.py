@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from hybridlm.rows.pool import copy_contract, copy_row
 from hybridlm.rows.split import WHOLE, SplitRows
 from hybridlm.steps.dim_names import POSITION
-from ir_passes import Lane, LaneContract, name_dims
+from ir_passes import Lane, LaneContract, Pool, SlotMap, name_dims
 from models import KV_BLOCK
 from models.state.state import StateArray
 
@@ -66,6 +65,36 @@ class PartShape:
         operands = (Lane(),) * (2 if self.kept else 3)
         contract = LaneContract(inputs=(*contract.inputs, *operands), outputs=contract.outputs)
         return (keep_span if self.kept else restore_span)(self.axes, split), contract
+
+
+def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:
+    """`step(target, source, read, write) -> (target,)`: row `read[0]` becomes row `write[0]`, in every array.
+
+    The step's source and target are pytrees of the same structure, `read` and `write` int32 [1].
+
+    Args:
+        source, target: mesh axes that the rows of each are split over.
+    """
+
+    def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:
+        def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
+            row = source.take(out_of, read)
+            return into.at[target.mine(write, into)].set(
+                row, mode="drop", unique_indices=True, wrap_negative_indices=False
+            )
+
+        return (jax.tree.map(copy, into, out_of),)
+
+    return copy_row
+
+
+def copy_contract(source: int, target: int) -> LaneContract:
+    """Return the contract of `copy_row` from arrays of `source` to arrays of `target` rows."""
+    maps: tuple[Any, ...] = (
+        SlotMap("source", source, "read", null=False),
+        SlotMap("target", target, "write", null=False),
+    )
+    return LaneContract(inputs=(Pool("target"), Pool("source"), *maps), outputs=(Pool("target"),))
 
 
 def keep_span(axes: Sequence[int], split: SplitRows = WHOLE) -> Callable[..., tuple[tuple[Array, ...]]]:

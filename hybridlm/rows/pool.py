@@ -1,51 +1,125 @@
-"""Rows of a pool: their holders, and copies of rows between pools.
+"""Rows of a pool: their holders, the lanes of a step that compute with them, and their consumed tokens.
 
-A sequence is prefilled in a row of the prefill pool and continues in a row of a decode pool; pools have as many rows as
-their steps have lanes. The copy is a separate step, one lane wide: it reads one row by a read map and writes one row by
-a write map, in all arrays of the group.
+A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
+names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hybridlm.rows.split import WHOLE, SplitRows
 from hybridlm.steps.structure import Rows
-from ir_passes import LaneContract, Pool, SlotMap
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, frozen_copy
 
 
 class RowsLost(RuntimeError):
     """The arrays of a pool were passed to a step that was interrupted."""
 
 
+class LaneMap(NamedTuple):
+    """The row of each lane of a step, all different.
+
+    Attributes:
+        rows: numbers in the pool, int32 [lane].
+        slots: numbers on the lane's device, int32 [lane], the operand of the step; its bytes are immutable.
+    """
+
+    rows: np.ndarray
+    slots: np.ndarray
+
+
 class RowPool:
     """The rows of one pool.
 
+    Args:
+        rows: the arrays.
+        devices: devices that rows are split over, in equal parts of consecutive rows.
+
     Attributes:
-        size: rows, and lanes of the steps that run on them.
+        size: rows.
+        devices: as given.
         owner: holder of each row.
-        settled: whether the number of tokens that each row has consumed is known.
     """
 
-    def __init__(self, rows: Rows):
-        self.size = int(rows.token.shape[0])
+    def __init__(self, rows: Rows, devices: int = 1):
+        self.size, self.devices = int(rows.token.shape[0]), devices
         self._rows: Rows | None = rows
         self.vacate()
 
     def vacate(self) -> None:
         """Release all rows; their contents stay, and mean nothing."""
-        self.owner = SlotOwner(self.size, "state", null=False)
-        self._consumed = np.zeros(self.size, np.int32)
-        self.settled = True
+        self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
+        self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
     def acquire(self) -> Slot:
-        """Return a free row without consumed tokens; raises `SlotsExhausted` if all are held."""
+        """Return a free row without consumed tokens; raises `SlotsExhausted` if all are held.
+
+        On several devices it is a row of the device with the most free rows.
+        """
         slot = self.owner.acquire()
         self.moved(slot, 0)
         return slot
+
+    def rows_of(self, slots: Sequence[Slot]) -> list[int]:
+        """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
+        return self.owner.bind(slots, len(slots)).tolist()
+
+    def lanes_for(self, slots: Sequence[Slot]) -> int:
+        """Return the least number of lanes, equal on all devices, with one for each of these slots."""
+        return self.devices * max(map(len, self._by_device(self.rows_of(slots))))
+
+    def fitting(self, slots: Sequence[Slot], lanes: int) -> list[Slot]:
+        """Return the first slots of each device that fit a step of so many lanes."""
+        parts = self._by_device(self.rows_of(slots))
+        fitting = {row for part in parts for row in part[: lanes // self.devices]}
+        return [slot for slot, row in zip(slots, self.rows_of(slots), strict=True) if row in fitting]
+
+    def arrange(self, slots: Sequence[Slot], lanes: int) -> tuple[list[int], LaneMap]:
+        """Place slots into lanes of their devices; idle lanes get unused rows of the same device.
+
+        Rows are in ascending order. With as many lanes as rows, each lane has the row of its own number.
+
+        Args:
+            slots: slots of the step's sequences.
+            lanes: lanes of the step on all devices.
+
+        Returns:
+            The lane of each slot, and the rows of all lanes.
+
+        Raises:
+            SlotError: a slot is released, foreign or repeated, or a device has too few lanes or rows.
+        """
+        rows, each = self.rows_of(slots), lanes // self.devices
+        parts, part_rows = self._by_device(rows), self.size // self.devices
+        if lanes % self.devices or each > part_rows or max(map(len, parts)) > each:
+            message = (
+                f"expected a lane for each of {list(map(len, parts))} sequences and at most {part_rows} lanes on each "
+                f"of {self.devices} devices, got {lanes} lanes in all"
+            )
+            raise SlotError(SlotFault.LANES.fault("", message))
+        lane_rows = list[int]()
+        for device, part in enumerate(parts):
+            device_rows = range(device * part_rows, (device + 1) * part_rows)
+            unused = (row for row in device_rows if row not in part)
+            lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
+        lane_of = {row: lane for lane, row in enumerate(lane_rows)}
+        numbers = np.array(lane_rows, np.int32)
+        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)))
+
+    def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
+        """Return row numbers by device, in the given order."""
+        part_rows = self.size // self.devices
+        parts: list[list[int]] = [[] for _ in range(self.devices)]
+        for row in rows:
+            parts[row // part_rows].append(row)
+        return parts
+
+    def settled(self, slot: Slot) -> bool:
+        """Whether the number of tokens that a row has consumed is known."""
+        return not self._unread[self.rows_of([slot])[0]]
 
     def consumed(self, slot: Slot) -> int:
         """Return the tokens that dispatched steps have consumed in a row since its acquisition.
@@ -53,23 +127,29 @@ class RowPool:
         Raises:
             SlotError: a dispatched step decides the number, and its result has not been read.
         """
-        if not self.settled:
-            message = "how many tokens the rows have consumed is not known before their last step has been read"
+        if not self.settled(slot):
+            message = f"how many tokens {slot!r} has consumed is not known before its last step has been read"
             raise SlotError(SlotFault.UNREAD.fault("", message))
-        return int(self._consumed[self.lanes([slot])[0]])
+        return int(self._consumed[self.rows_of([slot])[0]])
 
-    def advance(self, counts: np.ndarray | None) -> None:
-        """Record the tokens per row of a dispatched step, int32 [size].
+    def advance(self, rows: np.ndarray, counts: np.ndarray) -> None:
+        """Record the tokens of a dispatched step, int32 [lane], in the rows of its lanes, int32 [lane]."""
+        self._consumed[rows] += counts
 
-        None means that the step decides the numbers, and its result is unread.
-        """
-        self.settled = counts is not None
-        if counts is not None:
-            self._consumed += counts
+    def unsettle(self, rows: np.ndarray) -> None:
+        """Record that a dispatched step decides how many tokens it consumes in these rows."""
+        self._unread[rows] = True
+
+    def settle(self, slot: Slot, count: int) -> None:
+        """Record the tokens that a step has consumed in a row, once its result has been read."""
+        row = self.rows_of([slot])[0]
+        self._unread[row] = False
+        self._consumed[row] += count
 
     def moved(self, slot: Slot, consumed: int) -> None:
-        """Record that a row is now a copy with this many consumed tokens."""
-        self._consumed[self.lanes([slot])[0]] = consumed
+        """Record that a row has a state after this many consumed tokens."""
+        row = self.rows_of([slot])[0]
+        self._consumed[row], self._unread[row] = consumed, False
 
     def take(self) -> Rows:
         """Take the arrays for a step that donates them; `put` must follow.
@@ -96,10 +176,6 @@ class RowPool:
     def whole(self) -> bool:
         """Whether the arrays are in the pool."""
         return self._rows is not None
-
-    def lanes(self, slots: list[Slot]) -> list[int]:
-        """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
-        return self.owner.bind(slots, len(slots)).tolist()
 
 
 class PoolPart:
@@ -128,33 +204,3 @@ class PoolPart:
             self._leaves[i] = array
         self.pool.put(jax.tree.unflatten(self._tree, self._leaves))
         self._leaves = []
-
-
-def copy_row(source: SplitRows = WHOLE, target: SplitRows = WHOLE) -> Callable[..., tuple[Any]]:
-    """`step(target, source, read, write) -> (target,)`: row `read[0]` becomes row `write[0]`, in every array.
-
-    The step's source and target are pytrees of the same structure, `read` and `write` int32 [1].
-
-    Args:
-        source, target: mesh axes that the rows of each are split over.
-    """
-
-    def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:
-        def copy(into: jax.Array, out_of: jax.Array) -> jax.Array:
-            row = source.take(out_of, read)
-            return into.at[target.mine(write, into)].set(
-                row, mode="drop", unique_indices=True, wrap_negative_indices=False
-            )
-
-        return (jax.tree.map(copy, into, out_of),)
-
-    return copy_row
-
-
-def copy_contract(source: int, target: int) -> LaneContract:
-    """Return the contract of `copy_row` between pools of `source` and `target` rows."""
-    maps: tuple[Any, ...] = (
-        SlotMap("source", source, "read", null=False),
-        SlotMap("target", target, "write", null=False),
-    )
-    return LaneContract(inputs=(Pool("target"), Pool("source"), *maps), outputs=(Pool("target"),))

@@ -21,7 +21,6 @@ class LogitChanges(NamedTuple):
         tokens: ids of the tokens; an id beyond the vocabulary is no token.
         bias: added to the logit; -inf bans the token.
         repetition: divides a logit that is at least 0, and multiplies one below; 1 for none.
-        penalty: subtracted.
         mask: bit `token % 32` of word `token // 32` is 1 if the token may be sampled; one mask for each lane, in a
             verifying step for each of its tokens. None for a step without masks.
     """

@@ -55,7 +55,6 @@ def check_file(input: Path, output: Path, options: FileOptions, requests: bool =
     """Return the path of the output; check names and places before a model is loaded.
 
     Args:
-        input, output: the files.
         options: options of the run.
         requests: the rows are requests, which JSON lines alone can hold.
 
@@ -81,7 +80,6 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
     """Open a file of texts or requests.
 
     Args:
-        path: the file.
         fields: names of further fields or columns.
         request: fields of JSON lines that are requests; None for texts.
 

@@ -32,7 +32,6 @@ class ParquetRows(TextSource):
     """A Parquet file with columns that `columns_of` accepts.
 
     Args:
-        path: the file.
         fields: names of further columns.
 
     Raises:

@@ -150,7 +150,6 @@ class ScoreTarget(Protocol):
 
         Args:
             parts: all parts, grouped by sort window; a few are in memory at a time.
-            file: the output.
         """
         ...
 

@@ -30,8 +30,6 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
 
     Args:
         task: computes the rows.
-        input, output: the files.
-        options: options of the run.
 
     Raises:
         ValueError: a row is wrong if `strict`; the input has no rows or another format; the output is the input or

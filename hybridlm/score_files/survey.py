@@ -74,7 +74,6 @@ def survey(
 
     Args:
         path: name of the file in messages.
-        source: the file.
         limits: sizes at which a window ends.
         strict: raise at the first row with a fault.
         report: called at the end of a window with the number of rows so far.

@@ -16,7 +16,6 @@ class ScoredIds(NamedTuple):
     """Token ids of a text, with the scored tokens at its end.
 
     Attributes:
-        token_ids: all token ids.
         prompt: number of tokens before the scored tokens; 0 for a text without a prompt.
         shift: number of tokens of the prompt alone after the boundary. `token_ids` has other tokens in their place.
     """

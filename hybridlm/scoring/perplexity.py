@@ -49,7 +49,6 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextW
     rest and begins with earlier tokens of the text.
 
     Args:
-        tokens: the text.
         prefix: put before the first token.
         size: maximum number of tokens of a window, at least 2; lm_eval's `max_length` is one less.
     """
@@ -67,7 +66,6 @@ def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextW
     The first token of a text has no prediction, nor has the first token of a window at the end of the previous one.
 
     Args:
-        tokens: the text.
         size: maximum number of tokens of a window, at least 2.
         stride: 1 to `size`; a shorter one gives each token more context.
     """

@@ -38,9 +38,6 @@ class ScoringQueue(Generic[T]):
         question: questions about the texts, by their numbers; None without questions.
         make: class of the texts.
         probes: reads and changes in the texts, by their numbers; None without probes.
-
-    Attributes:
-        shares: whether any texts have a prefix in common.
     """
 
     def __init__(
@@ -60,7 +57,6 @@ class ScoringQueue(Generic[T]):
         prefixes, places = [], [None] * len(texts)
         if limit:
             prefixes, places = shared_prefixes(list(texts.values()), widths, begin, keys)
-        self.shares = bool(prefixes)
         queries = dict.fromkeys(numbers) if question is None else {i: question.texts[i] for i in numbers}
         waiting: list[T] = []
         for shared in prefixes:
@@ -197,7 +193,6 @@ class TextPart(NamedTuple, Generic[T]):
     """Part of a text in one step.
 
     Attributes:
-        lane, text: the lane and its text.
         first, count: `count` predicted tokens from token `first` on; the step begins with the token before `first`.
         reads: reads inside the model; None without reads.
         last: whether the text ends with this part.
@@ -237,8 +232,8 @@ def enter(models: Models, text: QueuedText) -> int:
         copy.slot = pool.acquire()
         if copy.start is not None:
             copy.consumed = engine.moves.restore(copy.start, pool, copy.slot, copy.tokens, owner=copy)
-        lanes.update(pool.lanes([copy.slot]))
-    (lane,) = lanes  # rows of all pools are taken and released in the same order
+        lanes.update(pool.rows_of([copy.slot]))
+    (lane,) = lanes  # a lane has the row of its number; rows of all pools are taken and released in the same order
     return lane
 
 

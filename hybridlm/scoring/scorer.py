@@ -1,4 +1,4 @@
-"""Scoring: log-probabilities of texts (prompt logprobs), prefilled in the rows of the prefill pool.
+"""Scoring: log-probabilities of texts (prompt logprobs), prefilled in a pool with a row for each lane.
 
 The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
 lanes with the widest next step run first, so that all lanes of a step are in use.
@@ -166,7 +166,7 @@ def prefilled(
         texts = {i: tokens for i, tokens in texts.items() if i not in stored}
         if not texts:
             return
-    limit = min(engine.prefill_rows for engine in engines)
+    limit = min(engine.prefill_lanes for engine in engines)
     size = max(engine.bucket(limit if full_lanes else len(texts), limit) for engine in engines)
     states = 0 if probing is not None else min(max_held(engine, size) for engine in engines)
     waiting = ScoringQueue(
@@ -175,24 +175,22 @@ def prefilled(
     models: list[tuple[Engine, RowPool]] = []
     try:
         for engine in engines:
-            if waiting.shares:
-                engine.give_up("decode")
-            models.append((engine, engine.borrow("prefill", size)))
+            models.append((engine, engine.borrow(size)))
         for text in _prefill(models, waiting, step, probing):
             if finished is not None:
                 keep(finished, call, text)
             yield text
     finally:
         for engine, pool in models:
-            engine.give_back("prefill", pool)
+            engine.give_back(pool)
 
 
 def max_held(engine: Engine, lanes: int) -> int:
     """Return the maximum number of states of shared prefixes.
 
-    One for each lane and one for a nested prefix, at least two, and at most the decode rows of a device: the memory of
-    those rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text
-    depend on texts and settings alone.
+    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
+    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
+    on texts and settings alone.
     """
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
@@ -244,15 +242,17 @@ def _dispatch(
 ) -> tuple[Any, list[TextPart[T]]]:
     """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
-    batch = Batch.of(feeds, width)
+    pools = [pool for _, pool in models]
+    _, lane_map = pools[0].arrange((), pools[0].size)  # a row for each lane
+    batch = Batch.of(feeds, width, lane_map.slots)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
         inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
-    shape, counts = Shape.of(inputs, step.top), np.asarray(batch.lengths)
+    shape, counts = Shape.of(inputs, len(active), step.top), np.asarray(batch.lengths)
     outputs = []
     for i, (engine, pool) in enumerate(models):
         owners = [None if text is None else text.copies[i] for text in active]
-        outputs.append(engine.run(shape, pool, inputs, owners=owners, counts=counts))
+        outputs.append(engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts))
     stepped = [
         (lane, text, feed)
         for lane, (text, feed) in enumerate(zip(active, feeds, strict=True))
@@ -263,7 +263,7 @@ def _dispatch(
             copy.consumed += len(feed.tokens)
     reads = {}
     if probing is not None:
-        reads = probing.after_step(models[0][1], [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
+        reads = probing.after_step(pools[0], lane_map, [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
     parts: list[TextPart[T]] = []
     for lane, text, feed in stepped:
         count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)

@@ -23,10 +23,13 @@ def name_pool_dims(contract: LaneContract, arrays: Any, positions_first: Contain
     """
 
     def entry(role: Any) -> Any:
-        if not isinstance(role, Pool):
+        if isinstance(role, Pool):
+            role = jax.tree.map(lambda array: role, arrays)
+        elif jax.tree.structure(role) != jax.tree.structure(arrays):
             return role
-        first = role.group in positions_first
-        return jax.tree.map(lambda array: replace(role, dims=_names(array, first)), arrays)
+        return jax.tree.map(
+            lambda pool, array: replace(pool, dims=_names(array, pool.group in positions_first)), role, arrays
+        )
 
     return replace(contract, inputs=tuple(map(entry, contract.inputs)), outputs=tuple(map(entry, contract.outputs)))
 

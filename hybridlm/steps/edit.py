@@ -1,9 +1,10 @@
 """The step that scales or replaces states in one layer per lane, between model steps.
 
-It reads and writes rows alone. A lane that changes nothing keeps its rows, bit for bit.
+It reads and writes the lanes' rows alone. A lane that changes nothing keeps its row, bit for bit.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,14 +15,28 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from hybridlm.steps.contract import STATE
 from hybridlm.steps.structure import Rows, Structure
-from ir_passes import Lane, LaneContract
+from ir_passes import Lane, LaneContract, Pool, SlotMap
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices
+from models.state.rows import put_rows, take_rows
 from models.state.state import Role, StateArray, name_dims
 
 EDITED: tuple[Role, ...] = ("recurrent", "conv")
 """Roles of the arrays of a layer's state that can be changed."""
 
-EDIT_CONTRACT = LaneContract(inputs=(STATE, Lane()), outputs=(STATE,))
+NOT_EDITED = Pool("unchanged")
+"""Entry of the other arrays: no row of them is written, while a step writes the lanes' rows in all pools of a group."""
+
+
+def edit_contract(structure: Structure, slots: SlotMap) -> LaneContract:
+    """Return the contract of the step.
+
+    Args:
+        structure: structure of the model.
+        slots: entry of the rows of the lanes, as for `step_contract`.
+    """
+    pools = jax.tree.map(lambda array: STATE if array.role in EDITED else NOT_EDITED, structure.arrays)
+    groups = dict.fromkeys(pool.group for pool in jax.tree.leaves(pools))
+    return LaneContract(inputs=(pools, replace(slots, groups=tuple(groups)), Lane()), outputs=(pools,))
 
 
 class StateEdit(NamedTuple):
@@ -104,7 +119,7 @@ def types_in(structure: Structure, rows: Rows) -> dict[str, jax.ShapeDtypeStruct
 
 
 def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callable[..., tuple[Rows]]:
-    """Make `step(rows, edits) -> (rows,)`; `edits` has a `StateEdit` per array name.
+    """Make `step(rows, slots, edits) -> (rows,)`; `edits` has a `StateEdit` per array name.
 
     Args:
         structure: structure of the model.
@@ -112,12 +127,13 @@ def edit_step(structure: Structure, devices: Devices = SINGLE_DEVICE) -> Callabl
     """
     sites = state_sites(structure)
 
-    def step(rows: Rows, edits: dict[str, StateEdit]) -> tuple[Rows]:
+    def step(rows: Rows, slots: Int32[Array, "lane"], edits: dict[str, StateEdit]) -> tuple[Rows]:
         leaves, tree = jax.tree.flatten(rows.layers)
         for layer, array, place, _, state in sites:
             sharded = state.sharded_dim if devices.model > 1 else None
             edit = edits[array] if sharded is None else _own_part(edits[array], sharded.dim, leaves[place].shape)
-            leaves[place] = _edited(leaves[place], edit, layer, state)
+            edited = _edited(take_rows(leaves[place], slots), edit, layer, state)
+            leaves[place] = put_rows(leaves[place], slots, edited)
         return (Rows(jax.tree.unflatten(tree, leaves), rows.token),)
 
     return step

@@ -20,6 +20,7 @@ from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows, Step, Structure
 from models import Decoder
 from models.sharding.devices import Devices
+from models.state.rows import put_rows, take_rows
 
 LAST_SAMPLED = -1
 """Placeholder for the token that the lane sampled last, which the host may not know yet."""
@@ -68,13 +69,13 @@ def generate_step(
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[SampledTokens, Rows]:
         model = structure.rebuild(params)
-        tokens, lengths, positions, kv_blocks = inputs.batch
-        tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
+        tokens, lengths, positions, slots, kv_blocks = inputs.batch
+        tokens = jnp.where(tokens == LAST_SAMPLED, take_rows(rows.token, slots), tokens)
         devices = model.config.devices
         last = jnp.where(lengths > 0, lengths - 1, 0)[:, None]
         probes = inputs.probes
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices, last)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots)
         hidden = jnp.take_along_axis(hidden, last[:, :, None], axis=1, mode="fill")[:, 0]
         last_token = None if processor is None else jnp.take_along_axis(tokens, last, axis=1, mode="fill")[:, 0]
 
@@ -113,7 +114,9 @@ def finish_step(
     if mtp_drafts:
         drafts, layers = propose_mtp_drafts(model, layers, token, inputs, consumed, mtp_drafts, processor)
         sampled = sampled._replace(mtp_drafts=drafts)
-    return sampled, Rows(layers, jnp.where(consumed[:, None] > 0, token[:, None], rows.token))
+    slots = inputs.batch.slots
+    last = jnp.where(consumed[:, None] > 0, token[:, None], take_rows(rows.token, slots))
+    return sampled, Rows(layers, put_rows(rows.token, slots, last))
 
 
 def sample_with_logprobs(

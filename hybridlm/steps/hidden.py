@@ -6,7 +6,7 @@ from jax import Array
 from jaxtyping import Float32
 
 from hybridlm.steps.operands import StepInputs
-from hybridlm.steps.structure import Rows, Step, Structure
+from hybridlm.steps.structure import Rows, Step, Structure, with_layers
 
 
 def hidden_step(structure: Structure) -> Step:
@@ -19,8 +19,8 @@ def hidden_step(structure: Structure) -> Step:
     def step(
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs
     ) -> tuple[Float32[Array, "lane token hidden"], Rows]:
-        tokens, lengths, positions, kv_blocks = inputs.batch
-        hidden, layers = structure.rebuild(params)(tokens, lengths, positions, rows.layers, kv_blocks)
-        return hidden, Rows(layers, rows.token)
+        tokens, lengths, positions, slots, kv_blocks = inputs.batch
+        hidden, layers = structure.rebuild(params)(tokens, lengths, positions, rows.layers, kv_blocks, slots=slots)
+        return hidden, with_layers(rows, layers, slots)
 
     return step

@@ -12,6 +12,7 @@ from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.operands import StepInputs
 from models import Decoder, MtpDecoder
 from models.decoder.mtp import MtpState
+from models.state.rows import take_rows
 
 
 def propose_mtp_drafts(
@@ -43,7 +44,8 @@ def propose_mtp_drafts(
     """
     assert isinstance(model, MtpDecoder), "a model without an MTP head drafts nothing"
     *body, head = layers
-    rows, hidden, vocabulary = head.layer, head.hidden, Vocabulary.of(model.config)
+    slots, rows, vocabulary = inputs.batch.slots, head.layer, Vocabulary.of(model.config)
+    hidden = take_rows(head.hidden, slots)
     length, (sampling, sampling_mode) = (consumed > 0).astype(jnp.int32), inputs.required_sampling
 
     def inside(token: Array) -> Array:
@@ -57,7 +59,7 @@ def propose_mtp_drafts(
         hidden, token = lax.optimization_barrier((hidden, token))
         position = start + place
         residual, rows = model.mtp_forward(
-            token[:, None], hidden[:, None], length, position, rows, inputs.batch.kv_blocks
+            token[:, None], hidden[:, None], length, position, rows, inputs.batch.kv_blocks, slots
         )
         hidden = residual[:, 0]
         logits = vocabulary.whole(model.logits(hidden))

@@ -29,22 +29,26 @@ class Batch(NamedTuple):
         tokens: token ids.
         lengths: number of real tokens; 0 for an idle lane.
         positions: position of the first token.
+        slots: row of each lane, all different; the row of an idle lane, which may be another sequence's, keeps its
+            bits. On a mesh, row numbers of the lane's device.
         kv_blocks: number of KV cache blocks that hold every position of the step.
     """
 
     tokens: Int32[Any, "lane token"]
     lengths: Int32[Any, "lane"]
     positions: Int32[Any, "lane"]
+    slots: Int32[Any, "lane"]
     kv_blocks: Int32[Any, ""]
 
     @staticmethod
-    def of(feeds: Sequence[Feed | None], tokens: int) -> "Batch":
-        """Build the batch of these lanes; a lane without a feed is idle."""
+    def of(feeds: Sequence[Feed | None], tokens: int, slots: Sequence[int] | np.ndarray) -> "Batch":
+        """Build the batch of these lanes, with the row of each; a lane without a feed is idle."""
         end = max((feed.position + len(feed.tokens) for feed in feeds if feed is not None), default=0)
         batch = Batch(
             np.zeros((len(feeds), tokens), np.int32),
             np.zeros(len(feeds), np.int32),
             np.zeros(len(feeds), np.int32),
+            np.array(slots, np.int32),
             blocks_for(end),
         )
         for lane, feed in enumerate(feeds):

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float32, Int32
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.hooks import HiddenRows, ProbeHooks
 from hybridlm.steps.operands import Chosen, StepInputs
-from hybridlm.steps.structure import Rows, Step, Structure
+from hybridlm.steps.structure import Rows, Step, Structure, with_layers
 from models import Decoder
 from models.ops.layout import materialize
 
@@ -57,15 +57,15 @@ def score_step(structure: Structure, top: int) -> Step:
 
     def step(params: tuple[Any, ...], rows: Rows, inputs: StepInputs) -> tuple[Scored, Rows]:
         model = structure.rebuild(params)
-        tokens, lengths, positions, kv_blocks = inputs.batch
+        tokens, lengths, positions, slots, kv_blocks = inputs.batch
         devices, probes = model.config.devices, inputs.probes
         assert inputs.targets is not None, "a step that scores has targets"
         hooks = None if probes is None else ProbeHooks(probes, positions, tokens.shape[1], devices)
-        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks)
+        hidden, layers = model(tokens, lengths, positions, rows.layers, kv_blocks, hooks, slots=slots)
         scored = score_tokens(model, hidden, inputs.targets, top, inputs.chosen)
         if hooks is not None:
             scored = scored._replace(hidden_states=hooks.hidden_states)
-        return scored, Rows(layers, rows.token)
+        return scored, with_layers(rows, layers, slots)
 
     return step
 

@@ -13,6 +13,7 @@ from jaxtyping import Int32
 from hybridlm.steps.operands import StepInputs
 from models import Decoder
 from models.ops.linear import LinearWeight
+from models.state.rows import Slots, put_rows, take_rows
 from models.state.state import state_array
 
 
@@ -26,6 +27,14 @@ class Rows(NamedTuple):
 
     layers: tuple
     token: Int32[Array, "row 1"]
+
+
+def with_layers(rows: Rows, layers: tuple, slots: Slots) -> Rows:
+    """Return the rows with new states of the layers, and the same tokens.
+
+    The tokens are written as they are, since a step writes the lanes' rows in all pools of the state.
+    """
+    return Rows(layers, put_rows(rows.token, slots, take_rows(rows.token, slots)))
 
 
 Step = Callable[[tuple[Any, ...], Rows, StepInputs], tuple[Any, Rows]]

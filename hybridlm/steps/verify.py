@@ -20,6 +20,7 @@ from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sa
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows, Step, Structure
 from models import Decoder
+from models.state.rows import take_rows
 
 
 def verify_step(structure: Structure, top: int | None, processor: LogitsProcessor | None, mtp_drafts: int = 0) -> Step:
@@ -41,13 +42,13 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         params: tuple[Any, ...], rows: Rows, inputs: StepInputs
     ) -> tuple[tuple[Int32[Array, "lane"], SampledTokens], Rows]:
         model = structure.rebuild(params)
-        tokens, lengths, positions, kv_blocks = inputs.batch
-        tokens = jnp.where(tokens == LAST_SAMPLED, rows.token, tokens)
-        hidden, pending = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True)
+        tokens, lengths, positions, slots, kv_blocks = inputs.batch
+        tokens = jnp.where(tokens == LAST_SAMPLED, take_rows(rows.token, slots), tokens)
+        hidden, pending = model(tokens, lengths, positions, rows.layers, kv_blocks, verifying=True, slots=slots)
         sampled = _sample_after_each(model, hidden, tokens, inputs, top, processor)
         assert inputs.drafts is not None, "a step that verifies has drafts"
         accepted = accept(tokens, sampled.token, lengths, inputs.drafts)
-        layers = model.commit(pending, tokens, accepted, positions, rows.layers, kv_blocks)
+        layers = model.commit(pending, tokens, accepted, positions, rows.layers, kv_blocks, slots)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(sampled.token, last, axis=1, mode="fill")[:, 0]
         rows = Rows(layers, rows.token)

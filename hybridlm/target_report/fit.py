@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hybridlm.devices.placement import bytes_on_a_device
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.memory import format_bytes
+from hybridlm.engine.memory import format_bytes, pool_rows
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
@@ -22,7 +22,7 @@ class Fit:
     Attributes:
         memory: bytes of the device's memory.
         weights: bytes of the parameters.
-        rows: bytes of both pools.
+        rows: bytes of the pool, and of the pool of a call that scores.
         padding: bytes that the device's layouts add to weights and rows.
         scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
         left: remaining memory; negative if the step does not fit.
@@ -77,14 +77,14 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
         memory: bytes of each device.
         platform: platform of the target.
         scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
-        resident: bytes of weights and both pools as XLA lays them out; None if unknown.
+        resident: bytes of weights and rows as XLA lays them out; None if unknown.
     """
-    weights, prefill_lanes = engine.parameters_on_a_device[1], engine.prefill_rows
+    weights = engine.parameters_on_a_device[1]
 
     def rows(lanes: int, context: int) -> int:
         devices = engine.placement.data
         row = bytes_on_a_device(engine.row_arrays.abstract(devices, context))
-        return (lanes // devices + min(lanes, prefill_lanes) // devices) * row
+        return pool_rows(lanes // devices, engine.prefill_lanes // devices) * row
 
     row_bytes = rows(engine.lanes, engine.context)
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)

@@ -14,8 +14,8 @@ import jax
 from flax import nnx
 
 from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
-from hybridlm.target_report.kernel_reads import counted_kernels, known_inputs
+from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.target_report.kernel_reads import cache_heads, counted_kernels, known_inputs
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
@@ -44,8 +44,6 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
 
     Args:
         model: the model on one device; its parameters may be abstract.
-        shape: the step.
-        placement: the devices.
         cache_dtype: dtype of convolution states and KV cache.
         context: positions of each lane after a step that generates or verifies; prompts and texts begin at 0.
     """
@@ -119,7 +117,7 @@ class StepReport:
 
     Attributes:
         name: name of the shape.
-        lanes, tokens: of the step; 0 for moves of rows.
+        lanes, tokens: of the step; 0 for moves of states.
         failed: why XLA did not compile it; None if it did.
         certificate: certificate of the compiled step.
         kernels: runs of operations outside loops with a data-dependent number of iterations.
@@ -127,7 +125,7 @@ class StepReport:
         turns: iterations of each such loop over blocks of the KV cache, at the context that the report is for. Further
             passes over the experts are left out: tokens that are routed uniformly need none.
         moved, flops: bytes moved and operations of products, with this many iterations.
-        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of rows.
+        floor_moved, floor_flops: lower bounds for every program of this step; None for moves of states.
         floor_seconds: the longer of both at the device's bandwidth and peak.
         moved_seconds: `moved` at the device's bandwidth, as if no operand were found in a cache.
         tokens_per_second: tokens of all lanes in `floor_seconds`: at most so many.
@@ -183,22 +181,22 @@ def step_report(
     floor: Floor | None,
     target: Target,
     context: int,
-    arguments: tuple[Any, ...] | None = None,
+    arguments: tuple[Any, ...],
 ) -> StepReport:
     """Return the report of a compiled step.
 
     Args:
-        shape: shape of the step.
         step: compiled for the target.
-        floor: floor of the step; None for moves of rows.
-        target: the machine.
+        floor: floor of the step; None for moves of states.
         context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
-        arguments: example arguments of the step; with them the reads of its kernels are counted.
+        arguments: example arguments of the step.
     """
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
-    if arguments is not None and isinstance(shape, Shape):
+    if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
         kernels, uncounted = counted_kernels(kernels, step.jaxpr, known_inputs(shape, arguments, context), target.cache)
-    visited = turn_blocks(cache_positions(context) // KV_BLOCK, target.platform)
+    blocks = cache_positions(context) // KV_BLOCK
+    all_heads = cache_heads(arguments, lanes)
+    visited = min((turn_blocks(blocks, target.platform, heads) for heads in all_heads), default=blocks)
     turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0
     repeated = [kernel for kernel in kernels.kernels if kernel.loop is not None and FURTHER_PASSES not in kernel.loop]
     runs = turns * sum(kernel.times for kernel in repeated)
@@ -228,6 +226,4 @@ def _peak(kernels: Kernels, target: Target) -> float | None:
 
 
 def _sizes(shape: AnyShape) -> tuple[int, int]:
-    if isinstance(shape, Shape):
-        return shape.lanes, shape.tokens
-    return (shape.target if isinstance(shape, CopyShape) else 0), 0
+    return (shape.lanes, shape.tokens) if isinstance(shape, Shape) else (0, 0)

@@ -20,7 +20,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
-from hybridlm.programs.shapes import AnyShape, CopyShape, Shape
+from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.target_report.fit import Fit, fit_of
 from hybridlm.target_report.step_report import StepReport, failed_report, floor_of, step_report
 from ir_passes import CertificationWarning
@@ -43,7 +43,6 @@ class TargetReport:
         family, dtype: of the model, and of its matrices.
         lanes, context, chunk: as of `load`.
         fit: None where the memory of the device is unknown.
-        steps: every step.
     """
 
     target: str
@@ -172,13 +171,17 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
-    """Return the bytes of weights and both pools in XLA's layout.
+    """Return the bytes of weights, the pool and a scoring call's pool in XLA's layout.
 
-    They follow from the arguments of a decode step and of a copy.
+    They follow from the arguments of a decode and of a scoring step, which have pools of different sizes.
     """
-    decode = steps.get(Shape("generate", engine.lanes, 1))
-    copy = steps.get(CopyShape(engine.prefill_rows, engine.lanes))
-    if decode is None or copy is None or decode.certificate is None or copy.certificate is None:
+    scoring = engine.prefill_lanes
+    shapes = engine.generating(engine.lanes, 1), Shape("score", scoring, engine.chunk, scoring, 0)
+    reports = [steps[shape].certificate for shape in shapes if shape in steps]
+    arguments = [certificate.memory.arguments for certificate in reports if certificate is not None]
+    if len(arguments) < len(shapes):
         return None
-    pools = copy.certificate.memory.arguments
-    return decode.certificate.memory.arguments + pools * engine.prefill_rows // (engine.prefill_rows + engine.lanes)
+    decode, score = arguments
+    if engine.rows == scoring:
+        return 2 * decode - engine.parameters_on_a_device[1]
+    return decode + (decode - score) * scoring // (engine.rows - scoring)

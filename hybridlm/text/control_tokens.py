@@ -38,7 +38,6 @@ class ControlTokens:
     """Marks control tokens and encodes marked texts.
 
     Args:
-        tokenizer: the tokenizer.
         tokens: those that only a template may write.
     """
 

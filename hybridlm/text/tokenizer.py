@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hybridlm.errors import CheckpointError
 from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError, faults_of_tools
 from hybridlm.text.stream_decoder import StreamDecoder, Streaming, streaming_of
 
@@ -88,9 +89,13 @@ class Tokenizer:
             CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
         """
         # `tokenizers` and jinja2 are imported when a checkpoint first needs them.
-        from hybridlm.text.tokenizer_files import read_tokenizer
+        from hybridlm.text import tokenizer_files as files
 
-        return read_tokenizer(Path(path))
+        fields = files.read_tokenizer(Path(path))
+        try:
+            return None if fields is None else Tokenizer(**fields._asdict())
+        except ValueError as error:
+            raise CheckpointError(Path(path) / "tokenizer_config.json", str(error)) from error
 
     @cached_property
     def vocab_size(self) -> int:

@@ -8,7 +8,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -29,7 +29,6 @@ from hybridlm.text.added_tokens import (
 )
 from hybridlm.text.tiktoken_file import DEFAULT_SPECIAL, MODEL_TYPES, is_read, read_tiktoken
 from hybridlm.text.tiktoken_file import NAME as TIKTOKEN
-from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text.tokenizer_classes import DEFAULTS, PLAIN, build, class_of, finish
 
 MAX_TOKENIZER_BYTES = 200 * MEGABYTE
@@ -42,8 +41,18 @@ OTHER_FORMATS = (
 TEMPLATE_FOLDER = "additional_chat_templates"
 
 
-def read_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the tokenizer of a directory or a GGUF file; None without one.
+class TokenizerParts(NamedTuple):
+    """Arguments of `Tokenizer`."""
+
+    backend: tokenizers.Tokenizer
+    special_tokens: dict[str, str]
+    chat_templates: dict[str, str]
+    of_tiktoken: bool
+    chat_control_tokens: list[str] | None = None
+
+
+def read_tokenizer(path: Path) -> TokenizerParts | None:
+    """Return the arguments of `Tokenizer` for a directory or a GGUF file; None without a tokenizer.
 
     Raises:
         CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
@@ -56,7 +65,7 @@ def read_tokenizer(path: Path) -> Tokenizer | None:
         raise CheckpointError(path / "tokenizer_config.json", str(error)) from error
 
 
-def _read_tokenizer(path: Path) -> Tokenizer | None:
+def _read_tokenizer(path: Path) -> TokenizerParts | None:
     if path.suffix.lower() == ".gguf" and path.is_file():
         texts = companions(read_header(path))
         if "tokenizer.json" not in texts:
@@ -68,7 +77,7 @@ def _read_tokenizer(path: Path) -> Tokenizer | None:
     return _parts(path, text, read_settings(path), _read(path / "config.json"))
 
 
-def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, Any]) -> Tokenizer:
+def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, Any]) -> TokenizerParts:
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:
@@ -83,8 +92,8 @@ def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, An
     return _with_templates(path, backend, settings, named)
 
 
-def _of_another_format(path: Path) -> Tokenizer | None:
-    """Return the tokenizer of a directory without tokenizer.json; warn if it is not read."""
+def _of_another_format(path: Path) -> TokenizerParts | None:
+    """Return the arguments for a directory without tokenizer.json; warn if its tokenizer is not read."""
     formats = [name for name in OTHER_FORMATS if (path / name).exists()]
     settings, config = ({}, {}) if TIKTOKEN not in formats else (read_settings(path), _read(path / "config.json"))
     if is_read(settings, config):
@@ -113,10 +122,10 @@ def _with_templates(
     settings: dict[str, Any],
     named: dict[str, Token],
     of_tiktoken: bool = False,
-) -> Tokenizer:
+) -> TokenizerParts:
     roles = {role: str_of(token) for role, token in named.items()}
     controls = chat_control_tokens(settings)
-    return Tokenizer(backend, roles, chat_templates(path, settings), of_tiktoken, controls)
+    return TokenizerParts(backend, roles, chat_templates(path, settings), of_tiktoken, controls)
 
 
 def chat_control_tokens(settings: Mapping[str, Any]) -> list[str] | None:

@@ -47,7 +47,6 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
     """Compile a step and return its buffer assignment, if its platform has one.
 
     Args:
-        lowered: the step.
         options: options for XLA. A folder for dumps in them is used and kept.
     """
     platform = jax_private.platform_of(lowered)

@@ -27,8 +27,6 @@ def inspect_page(title: str, step: CompiledStep, measured: Dependence | None = N
     """Return the page as HTML without external resources.
 
     Args:
-        title: its heading.
-        step: the step.
         measured: the dependence measured by changing one lane after the other, shown next to the proved one.
     """
     certificate = step.certificate

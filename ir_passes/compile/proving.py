@@ -48,7 +48,6 @@ def prove_graph(
 
     Args:
         graph: the traced graph.
-        passes: the rewrites.
         certify: "off" leaves the graph unchanged; "warn" warns of violations, and then rewrites nothing.
         stored: a certificate of this graph, contract and compiler. If the rewrites lead to the program that it names,
             that program was proved.

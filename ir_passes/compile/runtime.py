@@ -37,7 +37,6 @@ def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
     """Run a loaded executable on its parameters; those that are donated are consumed.
 
     Args:
-        loaded: the executable.
         operands: arrays; keys are given as their words.
 
     Returns:

@@ -117,7 +117,6 @@ class LaneContract:
         """Assign entries to the arrays of `fn(*args)`; trace it without a run.
 
         Args:
-            fn: the step.
             args: example arguments, arrays or `jax.ShapeDtypeStruct`.
 
         Raises:

@@ -27,7 +27,6 @@ def to_json(record: Any, indent: int | None = 1, checksum: bool = False) -> str:
     """Return a dataclass instance as JSON text with its fields in order.
 
     Args:
-        record: the instance.
         indent: as for `json.dumps`.
         checksum: whether a checksum follows the fields.
     """

@@ -34,7 +34,6 @@ class StoredFile(NamedTuple):
     """A file of a store.
 
     Attributes:
-        bytes: its size.
         used: when it was last written or read, in seconds since the epoch.
     """
 

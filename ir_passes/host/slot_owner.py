@@ -45,6 +45,7 @@ class SlotFault(StatementId):
     DROPPED = "dropped", "A token was dropped without being released."
     NO_ROW = "no-row", "A sequence has no row of the pool where it must have one."
     UNREAD = "unread", "The last step has not been read, and decides how many tokens the rows have consumed."
+    ACCEPTED = "accepted", "A verifying step has accepted no token of a lane, or more than it was given."
 
 
 class SlotError(StatedError, ValueError):
@@ -103,17 +104,24 @@ class SlotOwner:
         size: rows of the pool, row 0 included (`SlotMap.size`).
         name: name of the groups of pools, for messages.
         null: row 0 is the null row and never allocated (`SlotMap.null`).
+        parts: equal parts of consecutive rows, one for each device that rows are split over. A row is taken from the
+            part with the most free rows. More than one part excludes a null row.
     """
 
-    def __init__(self, size: int, name: str = "slots", null: bool = True):
+    def __init__(self, size: int, name: str = "slots", null: bool = True, parts: int = 1):
         min_size = 2 if null else 1
         if size < min_size:
             why = ": row 0 is never handed out" if null else ""
             message = f"expected a size of at least {min_size}, got {size}{why}"
             raise SlotError(SlotFault.SIZE.fault(f"slots of {name!r}", message))
+        if size % parts or (null and parts > 1):
+            message = f"expected {parts} equal parts without a null row, got {size} rows, null={null}"
+            raise SlotError(SlotFault.SIZE.fault(f"slots of {name!r}", message))
         self.size, self.name, self.null = size, name, null
-        self._lock = threading.Lock()
-        self._free = deque(range(int(null), size))
+        self._lock, self._each = threading.Lock(), size // parts
+        self._free = [deque(range(begin, begin + self._each)) for begin in range(0, size, self._each)]
+        if null:
+            self._free[0].popleft()
         self._held: dict[int, weakref.ref[Slot]] = {}
         self._tenants = [0] * size
 
@@ -126,7 +134,13 @@ class SlotOwner:
     def free(self) -> int:
         """Number of rows that can be acquired."""
         with self._lock:
-            return len(self._free)
+            return sum(map(len, self._free))
+
+    @property
+    def held(self) -> int:
+        """Number of rows that have a holder."""
+        with self._lock:
+            return len(self._held)
 
     def acquire(self) -> Slot:
         """Take a free row. It still holds the previous tenant's state: begin from zero state.
@@ -135,14 +149,15 @@ class SlotOwner:
             SlotsExhausted: all rows are held; the message has the numbers of rows and of tokens lost without release.
         """
         with self._lock:
-            if not self._free:
+            part = max(self._free, key=len)
+            if not part:
                 lost = self._lost()
                 message = (
                     f"all {self.size - self.null} rows are held ({len(lost)} of them by tokens that were dropped "
                     f"without release{f': rows {lost}' if lost else ''}); release a slot or make the pool larger"
                 )
                 raise SlotsExhausted(SlotFault.EXHAUSTED.fault(f"slots of {self.name!r}", message))
-            return self._issue(self._free.popleft())
+            return self._issue(part.popleft())
 
     def release(self, slot: Slot) -> None:
         """Give a row back.
@@ -153,7 +168,7 @@ class SlotOwner:
         with self._lock:
             self._raise(f"release of {slot!r}", self._faults("slot", slot))
             del self._held[slot._row]
-            self._free.append(slot._row)
+            self._free[slot._row // self._each].append(slot._row)
 
     def move(self, slot: Slot) -> Slot:
         """Pass a row on with its state: return a new slot, invalidate the old one.
@@ -226,7 +241,7 @@ class SlotOwner:
             SlotError: a row is in two states or in no state, or a token was dropped without release; with all terms.
         """
         with self._lock:
-            free, occupied, lost = list(self._free), list(self._held), self._lost()
+            free, occupied, lost = [row for part in self._free for row in part], list(self._held), self._lost()
             nulls = [NULL_ROW] if self.null else []
             counts = Counter([*nulls, *free, *occupied])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
@@ -270,26 +285,3 @@ class SlotOwner:
     def _raise(self, action: str, faults: list[Statement]) -> None:
         if faults:
             raise SlotError(*faults, where=f"slots of {self.name!r}, {action}")
-
-
-def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:
-    """Return the row numbers of a step split over devices, int32 [lanes].
-
-    Each device numbers its rows separately, as `SlotMap(..., local=axis)` declares, and has an owner of them: lane i
-    uses a row of owner `i // (lanes // len(owners))`.
-
-    Args:
-        owners: one for each device along the mesh axis, in its order.
-        slots: one for each lane, None for an idle lane.
-        lanes: lanes of the step, the same number on each device.
-
-    Raises:
-        SlotError: as `SlotOwner.bind`; a slot of another device's owner is a foreign slot.
-    """
-    each, rest = divmod(lanes, max(1, len(owners)))
-    if rest or not owners or len(slots) != lanes:
-        counts = f"{len(slots)} slots for {lanes} lanes of {len(owners)} devices"
-        message = f"expected one slot or None for each lane, and as many lanes on each device; got {counts}"
-        raise SlotError(SlotFault.LANES.fault("", message))
-    parts = (owner.bind(slots[k * each : (k + 1) * each], each) for k, owner in enumerate(owners))
-    return frozen_copy(np.concatenate(list(parts)))

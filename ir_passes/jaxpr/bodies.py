@@ -15,7 +15,6 @@ def map_equations(
     """Return a program with replaced equations; the same object if nothing changes.
 
     Args:
-        program: any program.
         change: a function from an equation to its replacements; the equation itself for no change.
         keep: a predicate of equations with bodies that stay unchanged.
     """

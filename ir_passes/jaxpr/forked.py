@@ -9,11 +9,7 @@ from ir_passes.jaxpr import jax_private
 
 
 class ForkedProcessError(RuntimeError):
-    """A computation in a process that was forked after JAX had started.
-
-    Args:
-        subject: the computation.
-    """
+    """A computation in a process that was forked after JAX had started."""
 
     def __init__(self, subject: str):
         self._subject = subject

@@ -145,7 +145,7 @@ class _Step(_Values):
             if key not in self._counted:
                 self._counted[key] = _loaded(eqn, args)
             shapes = tuple(map(ir.shape_of, eqn.invars))
-            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(atom.aval.dtype).itemsize for atom in eqn.invars)
+            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
             self._found.append(KernelReads(eqn.params["name"], shapes, self._counted[key], sizes))
         except (UncountedKernel, UnreadableKernel):
             pass
@@ -193,7 +193,7 @@ class _Instance(_Values):
     def _charge(self, memory: _CountedMemory, eqn: ir.JaxprEqn) -> None:
         if memory.number is not None:
             (var, *_) = eqn.outvars
-            size = prod(ir.shape_of(var)) * np.dtype(var.aval.dtype).itemsize
+            size = prod(ir.shape_of(var)) * np.dtype(ir.dtype_of(var)).itemsize
             self.loaded[memory.number] = self.loaded.get(memory.number, 0) + size
 
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:

@@ -47,7 +47,6 @@ class Pass(Protocol):
         """Return the rewritten graph, or `graph` itself without a change.
 
         Args:
-            graph: the step.
             say: takes short phrases for the one-line report: each change, and each refusal with its reason.
         """
         ...

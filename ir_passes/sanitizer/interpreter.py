@@ -47,7 +47,6 @@ class Interpreter:
     """One run over a step.
 
     Args:
-        lanes: N.
         judge: compares labels.
         named: the rows of each pool of pages that lanes name (`paged.Named`).
         opaque: declared operations by name.
@@ -57,11 +56,7 @@ class Interpreter:
     """
 
     def __init__(
-        self,
-        lanes: int,
-        judge: Judge,
-        named: dict[int, Any] | None = None,
-        opaque: Mapping[str, Opaque] | None = None,
+        self, lanes: int, judge: Judge, named: dict[int, Any] | None = None, opaque: Mapping[str, Opaque] | None = None
     ):
         self.lanes, self.judge, self.named, self.opaque = lanes, judge, named or {}, opaque or {}
         self.untracked: dict[Statement, None] = {}
@@ -126,6 +121,10 @@ class Interpreter:
         if name in WRITES and first is not None and first.whole:
             return [pools.write(self, eqn, values, tags)]
         if any(tag is not None and tag.whole for tag in tags):
+            declared = declared_name(eqn, self.opaque) if name in OPAQUE else None
+            results = None if declared is None else pools.call(self, eqn, self.opaque[declared], values, tags)
+            if results is not None:
+                return results
             return self.lose(eqn, tags, _NOT_ENTERED.get(name, UntrackedFault.WHOLE))
         return self._compute(eqn, values, tags)
 

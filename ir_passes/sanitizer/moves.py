@@ -92,10 +92,9 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
     """Return the rows of a pool after a scatter of these labels over it.
 
     Several updates may address one row, for example the tokens of a sequence in a cache. If any of them is computed,
-    the row is computed: computed updates are written after moved ones.
+    the row is computed: computed updates are written after moved ones. A dropped update leaves its row as it is.
 
     Args:
-        eqn: the scatter.
         array: rows of the pool.
         indices: indices of the state.
         labels: labels of the update, [..., 4], with length 1 along axes where the pool's tags have length 1.
@@ -109,6 +108,7 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
         inserted_window_dims=tuple(sorted({*(int(axis) for axis in numbers.inserted_window_dims), *collapsed})),
         scatter_dims_to_operand_dims=tuple(int(axis) for axis in numbers.scatter_dims_to_operand_dims),
     )
+    indices = _without_dropped(eqn, array, indices, window)
     indices = _zero_units(array, indices, mirrored.scatter_dims_to_operand_dims)
     labels_before = jnp.asarray(array)[..., LABEL:]
     mode = eqn.params["mode"]
@@ -124,6 +124,24 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
             labels_after, stamped, jnp.asarray(labels), mirrored, mode=lax.GatherScatterMode.FILL_OR_DROP
         )
     return jnp.concatenate([array[..., :LABEL], labels_after], axis=-1)
+
+
+def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Addressing) -> Array:
+    """Return the indices with a row past the end for each update that is dropped by its place inside the row."""
+    if window.column is None or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return indices
+    numbers: Any = eqn.params["dimension_numbers"]
+    full, update = shape_of(eqn.invars[0]), shape_of(eqn.invars[2])
+    hidden = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    axes = [axis for axis in range(len(full)) if axis not in hidden]
+    sizes = {axis: update[place] for axis, place in zip(axes, numbers.update_window_dims, strict=True)}
+    row = numbers.scatter_dims_to_operand_dims[window.column]
+    written = jnp.ones(indices.shape[:-1], bool)
+    for column, axis in enumerate(numbers.scatter_dims_to_operand_dims):
+        if axis != row:
+            place = indices[..., column]
+            written &= (place >= 0) & (place <= full[axis] - sizes.get(axis, 1))
+    return indices.at[..., window.column].set(jnp.where(written, indices[..., window.column], array.shape[row]))
 
 
 def dynamic_slice(eqn: JaxprEqn, array: Ints, starts: list[Array]) -> Ints:

@@ -120,8 +120,6 @@ def check_write(run: Walk, eqn: ir.JaxprEqn, pool: int, rows: Array, lanes: Ints
     """Check that written rows are named by their lane alone.
 
     Args:
-        run: the interpreter.
-        eqn: the write.
         pool: index among the inputs.
         rows: row numbers; numbers out of bounds address no row.
         lanes: the lane of each row, UNKNOWN if the lane is not known.

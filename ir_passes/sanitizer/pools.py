@@ -4,7 +4,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
+from ir_passes.contract.entries import Opaque, Pool, SlotMap
+from ir_passes.contract.opaque import donors, lengths_of, maps_of
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer import moves
@@ -65,19 +68,53 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
     return pool.with_rows(moves.scatter(eqn, pool.some_rows, values[1], labels, moved, window))
 
 
+def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]) -> list | None:
+    """Run a declared operation on the rows that its slot maps name; return tags, None for pools without a slot map.
+
+    A lane of length 0 keeps its row; a fresh lane does not read it.
+    """
+    fresh = None if declared.fresh is None else jnp.asarray(values[declared.fresh])
+    lengths = [jnp.asarray(values[k]) for k in lengths_of(declared)]
+    active = jnp.ones(run.lanes, bool) if not lengths else lengths[0] > 0
+    lanes, donor_of = along(run.lanes, 0, 1), donors(declared)
+    results: list[Tags | None] = [None] * len(eqn.outvars)
+    for k, (entry, tag) in enumerate(zip(declared.inputs, tags, strict=True)):
+        if tag is None:
+            continue
+        if not isinstance(entry, Pool):
+            run.use(eqn, tag)
+            continue
+        maps = [(place, by) for place, by in maps_of(declared, entry.group) if isinstance(by, SlotMap)]
+        if not tag.whole or not maps:
+            return None
+        for place, by in maps:
+            holders = tags[place]
+            column = jnp.asarray(values[place])
+            if holders is not None:
+                lanes = numpy_of(holders.lanes).broadcast_to(holders.lanes, column.shape)
+            if by.role != "write":
+                rows = moves.addressed(tag.some_rows, column)
+                run.use(eqn, Tags(lanes, rows, tag.pools), mask=active if fresh is None else active & ~fresh)
+            result = next((number for number, donor in donor_of.items() if donor == k), None)
+            if result is not None and by.role != "read":
+                results[result] = tag.with_rows(_stamped(run, tag.some_rows, lanes, column, active))
+    return results
+
+
+def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -> Array:
+    """Return the rows of a pool after active lanes have computed those with these numbers."""
+    flat = jnp.asarray(rows).reshape((-1, rows.shape[-1]))
+    column = jnp.where(active, column, len(flat))
+    labels = flat[:, LABEL:].at[column].set(run.judge.left(lanes), mode="drop", wrap_negative_indices=False)
+    return jnp.concatenate([flat[:, :LABEL], labels], axis=1).reshape(rows.shape)
+
+
 def settle(
-    run: Walk,
-    where: ir.JaxprEqn | str,
-    tags: Tags | None,
-    shape: tuple[int, ...],
-    holders: Ints,
-    slots: Ints,
+    run: Walk, where: ir.JaxprEqn | str, tags: Tags | None, shape: tuple[int, ...], holders: Ints, slots: Ints
 ) -> tuple[Ints, Ints]:
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 
     Args:
-        run: the interpreter.
-        where: the write.
         tags: tags of the written values.
         shape: 1 along every axis that belongs to one row.
         holders: the lane that owns the written rows, UNKNOWN if the lane is not known.

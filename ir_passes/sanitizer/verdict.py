@@ -165,7 +165,6 @@ class Judge:
         """Check that rows have the label that their reader expects, or that its lane left.
 
         Args:
-            where: the equation.
             tags: tags of the rows that it reads.
             reader: lane of the value that the rows are combined with, UNKNOWN if it has no lane; broadcast with the
                 tags.

@@ -25,7 +25,6 @@ class Scratch:
 
     Attributes:
         equation, result: the equation that computes it, and its position among the results.
-        bytes: size.
         start, end: first and last equation at which it is live.
         eqn: the equation that computes it.
         offset: of its bytes, from the start of the arena or of the body's part of a block; 0 without a plan.

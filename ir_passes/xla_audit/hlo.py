@@ -12,8 +12,8 @@ import jax
 
 from ir_passes.jaxpr import jax_private
 from ir_passes.xla_audit import hlo_schema
+from ir_passes.xla_audit.collectives import read_groups
 from ir_passes.xla_audit.damage import HloError, hlo_errors
-from ir_passes.xla_audit.device_groups import read_groups
 from ir_passes.xla_audit.program import (
     Allocation,
     Array,
@@ -22,7 +22,6 @@ from ir_passes.xla_audit.program import (
     Executable,
     Index,
     Instruction,
-    IoAlias,
     Module,
     Slice,
 )
@@ -33,7 +32,6 @@ def read(compiled: jax.stages.Compiled, dump: bytes | None = None, *, placed: bo
     """Read the module and the buffer assignment of a compiled executable.
 
     Args:
-        compiled: the executable.
         dump: HloProto of the same executable, if the executable does not expose its buffer assignment
             (`buffer_assignment.compile_with_assignment`).
         placed: whether the buffer assignment is required; if not, a missing assignment is empty.
@@ -122,10 +120,10 @@ def read_module(data: bytes) -> Module:
         computations[entry["id"]] = Computation(entry["id"], entry["name"], entry["is_fusion"], entry["root_id"], read)
     sequences = raw["schedule"]["sequences"] if raw["schedule"] else ()
     schedule = {sequence["key"]: sequence["value"]["instruction_ids"] for sequence in sequences if sequence["value"]}
-    aliases = tuple(
-        IoAlias(alias["output_index"], alias["parameter_number"], alias["parameter_index"])
+    aliases = {
+        (alias["parameter_number"], alias["parameter_index"]): alias["output_index"]
         for alias in (raw["alias"]["entries"] if raw["alias"] else ())
-    )
+    }
     scheduled = [computation for computation in computations.values() if computation.id in schedule]
     every = {instruction.id: instruction for computation in scheduled for instruction in computation.instructions}
     if len(every) != sum(len(computation.instructions) for computation in scheduled):

@@ -125,7 +125,6 @@ def kernels_of(compiled: jax.stages.Compiled, dump: bytes | None, bound: BoundCo
     """Return the operations of an executable.
 
     Args:
-        compiled: the executable.
         dump: its HloProto, of one that does not give out its buffer assignment; without either no pools are named.
         bound: the contract of its step.
 

@@ -38,7 +38,6 @@ class PoolCopy:
     """A value outside a pool's bytes with at least all rows except one: a copy, or a rebuilt pool.
 
     Attributes:
-        value: the value.
         pools: paths of the pools.
         type: type of the pools on one device, as XLA prints it.
         copied: the elements are copied, perhaps back into the pool's bytes; otherwise they are computed.

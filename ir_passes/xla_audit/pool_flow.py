@@ -78,6 +78,10 @@ class PoolType:
         """
         return self.array.count - (self.array.count // self.rows if self.rows > 2 else 0)
 
+    def is_like(self, array: Array) -> bool:
+        """True for an array of the pool's dtype and dimensions."""
+        return (array.dtype, array.dims) == (self.array.dtype, self.array.dims)
+
     def is_few_rows(self, array: Array) -> bool:
         """True for fewer elements than the pool, or at most one row per lane.
 
@@ -182,13 +186,12 @@ class PoolFlow:
             return NOTHING
         opcode, pool = instruction.opcode, self.pool
         if opcode == "custom-call":
-            # The output of a call is unknown; a result of the pool's type may be the pool.
-            if any(output == index and number == operand for output, number, _ in instruction.aliasing):
+            # The output of a call is unknown; a result of the pool's type may be the pool. A result in an operand's
+            # memory is made of that operand; of others only if they are of the pool's type, too.
+            aliased = [number for output, number, _ in instruction.aliasing if output == index]
+            if operand in aliased:
                 return elements
-            same_type = (instruction.arrays[index].dtype, instruction.arrays[index].dims) == (
-                pool.array.dtype,
-                pool.array.dims,
-            )
+            same_type = pool.is_like(instruction.arrays[index]) and (not aliased or pool.is_like(arrays[operand]))
             return Held(0, max(elements)) if same_type and max(elements) >= pool.least else NOTHING
         if opcode in ENDING:
             return NOTHING

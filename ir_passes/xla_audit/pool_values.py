@@ -59,7 +59,6 @@ class PoolValues:
         Every value on the way to the output has at least the pool's size.
 
         Args:
-            pool: the pool.
             successor: number of the output.
         """
         results = self._live.of[self._module.main.root]

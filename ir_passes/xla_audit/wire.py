@@ -66,7 +66,6 @@ def decode(data: bytes, message: WireMessage) -> dict[str, Any]:
 
     Args:
         data: all bytes of the message.
-        message: its schema.
 
     Returns:
         One entry per field of the schema.

@@ -106,7 +106,6 @@ def read_decoder_config(
 
     Args:
         reader: of config.json.
-        layers, eps, tied: of the decoder.
         positions: default of `max_position_embeddings` in transformers.
         rope: of its attention layers, which may extend the context.
 

@@ -19,17 +19,20 @@ TARGETS = (
     "hybridlm_row_product",
     "hybridlm_packed_product",
     "hybridlm_packed_expert_product",
-    "hybridlm_recurrent_step",
-    "hybridlm_recurrent_step_by_slot",
-    "hybridlm_recurrent_read",
-    "hybridlm_conv_step",
-    "hybridlm_conv_step_by_slot",
-    "hybridlm_conv_read",
-    "hybridlm_decode_attention",
-    "hybridlm_latent_decode_attention",
     "hybridlm_sample_rows",
 )
 """Names of the handlers: functions of the library and targets of XLA's calls."""
+POOL_TARGETS = (
+    "hybridlm_recurrent_step",
+    "hybridlm_recurrent_read",
+    "hybridlm_conv_step",
+    "hybridlm_conv_read",
+    "hybridlm_decode_attention",
+    "hybridlm_latent_decode_attention",
+)
+"""Names of the handlers of pools. Their first operand is the row of each lane, or empty for row i of lane i."""
+BY_SLOT = "_by_slot"
+"""End of a second target of each of `POOL_TARGETS`, for calls with rows: a declaration is of one of both."""
 BUILD = "python -m models.cpu_kernels"
 FASTEST = "HYBRIDLM_CPU_INSTRUCTIONS"
 """Environment variable: the fastest of `INSTRUCTIONS` for kernels, for the same bits on different processors."""
@@ -80,7 +83,8 @@ def _load() -> tuple[Library | None, str | None]:
     try:
         loaded: Any = ctypes.CDLL(str(LIBRARY))
         loaded.hybridlm_can_run.argtypes = [ctypes.c_int64]
-        handlers = {name: jax.ffi.pycapsule(getattr(loaded, name)) for name in TARGETS}
+        handlers = {name: jax.ffi.pycapsule(getattr(loaded, name)) for name in (*TARGETS, *POOL_TARGETS)}
+        handlers |= {name + BY_SLOT: handlers[name] for name in POOL_TARGETS}
     except (OSError, AttributeError) as error:
         return None, f"{LIBRARY.name} cannot be loaded: {error}"
     try:

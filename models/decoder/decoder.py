@@ -23,6 +23,7 @@ from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
+from models.state.rows import Slots
 from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
 
@@ -178,10 +179,12 @@ def lane_info(
     positions: Positions,
     kv_blocks: Int32[Array, ""] | int,
     verifying: bool = False,
+    slots: Slots = None,
 ) -> LaneInfo:
     """Derive the masks of a step's lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
-    return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), kv_blocks, verifying)
+    fresh = (positions == 0) & (lengths > 0)
+    return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots)
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
@@ -262,6 +265,7 @@ class Decoder(Stateful):
         verifying: bool = False,
         embeddings: Activations | None = None,
         remat: bool = False,
+        slots: Slots = None,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill, decode, or verification of drafts.
 
@@ -269,18 +273,19 @@ class Decoder(Stateful):
             tokens: token ids; padding past a lane's length is not read.
             lengths: real tokens of each lane, 0..T.
             positions: position of each lane's first token; 0 starts from zero state.
-            state: state before the step.
+            state: pools with the state before the step.
             kv_blocks: blocks of the KV cache for every lane's positions up to the end of this step.
             hooks: called at the sites of the layers (`Hooks`); None for none.
             verifying: the tokens end with drafts; `commit` follows with the accepted tokens.
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
+            slots: the row of each lane in the pools; None: row i belongs to lane i.
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with
             `verifying` the operand `pending` of `commit`. A lane of length 0 keeps its state, bit for bit.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, verifying)._replace(hooks=hooks)
+        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots)._replace(hooks=hooks)
         if embeddings is None:
             x = self.embed(tokens, info.valid)
         else:
@@ -313,6 +318,7 @@ class Decoder(Stateful):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
+        slots: Slots = None,
     ) -> tuple:
         """Return the state after the accepted tokens of a verifying step.
 
@@ -322,9 +328,10 @@ class Decoder(Stateful):
         Args:
             pending: result of the step in place of the state.
             lengths: accepted tokens of each lane, 0..T; a lane with 0 keeps its rows, bit for bit.
-            tokens, positions, state, kv_blocks: operands of the step.
+            tokens, positions, state, kv_blocks, slots: operands of the step.
         """
-        info, entries = lane_info(tokens, lengths, positions, kv_blocks), zip(self.layers, pending, state, strict=True)
+        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
+        entries = zip(self.layers, pending, state, strict=True)
         with one_pass():
             return tuple(layer.commit(new, info, old) for layer, new, old in entries)
 

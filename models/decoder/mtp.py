@@ -15,12 +15,13 @@ from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.layers.initial import matrix
 from models.layers.norms import RMSNorm
 from models.ops.linear import linear
+from models.state.rows import Slots, put_rows, take_rows
 from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
 from models.state.state import Stateful, name_dims, state_array
 
 
 class MtpState(NamedTuple):
-    """State of the head for N lanes.
+    """State of the head, with a row for each sequence.
 
     Attributes:
         layer: state of its layer's branches.
@@ -29,7 +30,7 @@ class MtpState(NamedTuple):
     """
 
     layer: tuple
-    hidden: Float32[Array, "lane hidden"]
+    hidden: Float32[Array, "row hidden"]
 
 
 class MtpHead(Stateful):
@@ -60,8 +61,9 @@ class MtpHead(Stateful):
 
     def commit(self, pending: MtpState, info: LaneInfo, state: MtpState) -> MtpState:
         """Return the state after the accepted tokens."""
-        hidden = _newest(pending.hidden, info.lengths, state.hidden)
-        return MtpState(self.layer.commit(pending.layer, info, state.layer), hidden)
+        newest = _newest(pending.hidden, info.lengths, take_rows(state.hidden, info.slots))
+        layer = self.layer.commit(pending.layer, info, state.layer)
+        return MtpState(layer, put_rows(state.hidden, info.slots, newest))
 
     def __call__(
         self, embedded: Activations, hidden: Activations, info: LaneInfo, state: tuple
@@ -108,12 +110,16 @@ class MtpDecoder(Decoder):
         """Run decoder and head, with a pair for every token after a sequence's first."""
         *layers, head = state
         hidden, layers = super().run(tokens, x, info, tuple(layers), remat)
-        carried = jnp.where(info.fresh[:, None], 0.0, head.hidden)
+        previous = take_rows(head.hidden, info.slots)
+        carried = jnp.where(info.fresh[:, None], 0.0, previous)
         # The new hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).
         named = name_dims(hidden, None, None, "hidden")
         history = lax.optimization_barrier(jnp.concatenate([carried[:, None], named], axis=1))
-        _, layer = self.mtp_forward(tokens, history[:, :-1], info.lengths, info.positions, head.layer, info.kv_blocks)
-        newest = history if info.verifying else _newest(history, info.lengths, head.hidden)
+        operands = info.lengths, info.positions, head.layer, info.kv_blocks, info.slots
+        _, layer = self.mtp_forward(tokens, history[:, :-1], *operands)
+        if info.verifying:
+            return hidden, (*layers, MtpState(layer, history))
+        newest = put_rows(head.hidden, info.slots, _newest(history, info.lengths, previous))
         return hidden, (*layers, MtpState(layer, newest))
 
     def commit(
@@ -124,10 +130,12 @@ class MtpDecoder(Decoder):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
+        slots: Slots = None,
     ) -> tuple:
         """Return the state of decoder and head after the accepted tokens, as `Decoder.commit`."""
-        layers = super().commit(pending[:-1], tokens, lengths, positions, state[:-1], kv_blocks)
-        return (*layers, self.mtp.commit(pending[-1], lane_info(tokens, lengths, positions, kv_blocks), state[-1]))
+        layers = super().commit(pending[:-1], tokens, lengths, positions, state[:-1], kv_blocks, slots)
+        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
+        return (*layers, self.mtp.commit(pending[-1], info, state[-1]))
 
     def mtp_forward(
         self,
@@ -137,6 +145,7 @@ class MtpDecoder(Decoder):
         positions: Positions,
         state: tuple,
         kv_blocks: Int32[Array, ""] | int,
+        slots: Slots = None,
     ) -> tuple[Activations, tuple]:
         """Run the head on pairs of a token and the previous token's hidden state.
 
@@ -144,14 +153,14 @@ class MtpDecoder(Decoder):
         of a sequence, which has no pair, needs no masked row in the KV cache.
 
         Args:
-            tokens, lengths, positions, kv_blocks: as for a decoder. A token at position 0 has no pair.
+            tokens, lengths, positions, kv_blocks, slots: as for a decoder. A token at position 0 has no pair.
             hidden: hidden states of the previous tokens, from decoder or head; not read without a pair.
             state: of the layer's branches.
 
         Returns:
             The head's hidden states, for logits of the token after each pair, and the layer's state.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks)
+        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
         indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         paired = info.valid & (indices > 0)
         info = info._replace(positions=positions - 1, valid=paired)

@@ -67,10 +67,7 @@ def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
 
 
 def read_decoder(
-    family: str,
-    outer: ConfigReader,
-    reader: ConfigReader,
-    feed_forward: Sequence[BranchConfig],
+    family: str, outer: ConfigReader, reader: ConfigReader, feed_forward: Sequence[BranchConfig]
 ) -> DecoderConfig:
     """Read the common fields of the family.
 

@@ -15,6 +15,7 @@ from models.ops.recurrences.conv_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrences.conv_step_cpu import ConvInputs, conv_step_cpu
 from models.ops.recurrences.conv_step_gpu import KERNEL, conv_step
 from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneInfo, LaneMask
 from models.state.state import name_dims
 
@@ -22,7 +23,7 @@ from models.state.state import name_dims
 def layer_conv(
     x: Float32[Array, "lane token channel"],
     weight: Float[Array, "channel 1 kernel"],
-    state: Float[Array, "lane tap channel"],
+    state: Float[Array, "row tap channel"],
     info: LaneInfo,
     bias: Float32[Array, "channel"] | None = None,
     devices: Devices = SINGLE_DEVICE,
@@ -32,19 +33,29 @@ def layer_conv(
     """Run `short_conv` with the weight of a checkpoint, from zero state for fresh lanes.
 
     Args:
-        x, state, bias: as for `short_conv`.
+        x, bias: as for `short_conv`.
         weight: taps in the layout of checkpoints.
-        info: of the lanes.
+        state: pool of the inputs before this step.
+        info: of the lanes, with their rows in the pool.
         devices: of the step.
         activated: apply SiLU to the outputs.
 
     Returns:
-        Outputs, undefined at padding tokens, and the next state, None with `info.verifying`.
+        Outputs, undefined at padding tokens, and the pool with the next state, None with `info.verifying`.
     """
     activation = silu if activated else _identity
-    inputs = ConvInputs(x, weight[:, 0], state, info.lengths, info.fresh, bias)
+    inputs = ConvInputs(x, weight[:, 0], state, info.lengths, info.fresh, bias, info.slots)
     if CPU_KERNEL.chosen(devices, inputs):
         return _on_cpu(activated, info.verifying, inputs)
+    y, rows = _of_rows(inputs._replace(state=take_rows(state, info.slots)), info, activation, devices)
+    return y, None if rows is None else put_rows(state, info.slots, rows)
+
+
+def _of_rows(
+    inputs: ConvInputs, info: LaneInfo, activation: Callable[[Array], Array], devices: Devices
+) -> tuple[Float32[Array, "lane token channel"], Any]:
+    """Return outputs and next state of the lanes, given the rows of the lanes."""
+    x, _, state, _, _, bias, _ = inputs
     if KERNEL.chosen(devices, inputs):
         return conv_step(inputs, activation=activation, keep_state=info.verifying, interpret=devices.interpret)
     taps = inputs.taps.astype(jnp.float32)
@@ -137,9 +148,10 @@ def _on_cpu(activated: bool, keep_state: bool, inputs: ConvInputs) -> Any:
 @_on_cpu.defjvp
 def _derivative(activated: bool, keep_state: bool, primals: Any, tangents: Any) -> Any:
     def plain(inputs: ConvInputs) -> Any:
-        x, taps, state, lengths, fresh, bias, _ = inputs
+        x, taps, state, lengths, fresh, bias, slots = inputs
         valid = jnp.arange(x.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
-        y, new = short_conv(x, taps.astype(jnp.float32), _start(state, fresh), lengths, valid, bias)
-        return silu(y) if activated else y, None if keep_state else new
+        start = _start(take_rows(state, slots), fresh)
+        y, new = short_conv(x, taps.astype(jnp.float32), start, lengths, valid, bias)
+        return silu(y) if activated else y, None if keep_state else put_rows(state, slots, new)
 
     return _on_cpu(activated, keep_state, *primals), jax.jvp(plain, primals, tangents)[1]

@@ -1,11 +1,11 @@
 """KV cache of an attention layer: writes at the positions of tokens, and softmax attention.
 
-The cache is contiguous: a lane's row has a place for every position of the context, without page table (block table) or
-slot mapping; steps of users may have them (`PageTable` of a contract).
+The cache is contiguous: a sequence's row has a place for every position of the context, without page table (block
+table); steps of users may have them (`PageTable` of a contract).
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.varying import varying_like
+from models.state.rows import Slots, take_positions
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, turn_blocks
 
@@ -29,7 +30,7 @@ of the time; with 256 rows and more, 1.0 to 1.2."""
 
 
 class KVCache(NamedTuple):
-    """KV cache of an attention layer for N lanes: cache dtype, whole blocks of positions.
+    """KV cache of an attention layer, with a row for each sequence: cache dtype, whole blocks of positions.
 
     `value` None: the values are the first entries of the keys (latent attention). Keys and values end in zeros up to
     `stored_size`.
@@ -54,23 +55,32 @@ def write_places(
 
 
 def append(
-    cache: KVCache, key: Array, value: Array | None, positions: Int32[Array, "lane token"], valid: Array
+    cache: KVCache,
+    key: Array,
+    value: Array | None,
+    positions: Int32[Array, "lane token"],
+    valid: Array,
+    slots: Slots = None,
 ) -> KVCache:
-    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions.
+    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions in the lanes' rows.
 
     The scatter drops padding tokens, which get distinct places past the end: no two tokens of a lane have the same
     place. No real token is dropped, as the host admits no sequence longer than the context.
     """
     places = write_places(positions, valid, cache.key.shape[2])
+    options: Any = {"mode": "drop", "wrap_negative_indices": False, "unique_indices": True}
 
-    def lane(row: Array, places: Array, new: Array) -> Array:
-        return row.at[:, places].set(
-            jnp.moveaxis(new, 0, 1).astype(row.dtype), mode="drop", wrap_negative_indices=False, unique_indices=True
-        )
+    def of_lane(row: Array, places: Array, new: Array) -> Array:
+        return row.at[:, places].set(jnp.moveaxis(new, 0, 1), **options)
 
-    write = jax.vmap(lane)
-    values = None if value is None or cache.value is None else write(cache.value, places, value)
-    return KVCache(write(cache.key, places, key), values)
+    def write(pool: Array, new: Array) -> Array:
+        new = new.astype(pool.dtype)
+        if slots is None:
+            return jax.vmap(of_lane)(pool, places, new)
+        return pool.at[slots[:, None], :, places].set(new, **options)
+
+    values = None if value is None or cache.value is None else write(cache.value, value)
+    return KVCache(write(cache.key, key), values)
 
 
 def attend(
@@ -81,6 +91,7 @@ def attend(
     blocks: Int32[Array, ""] | int,
     value_size: int | None = None,
     devices: Devices = SINGLE_DEVICE,
+    slots: Slots = None,
 ) -> Float32[Array, "lane token head value"]:
     """Compute softmax attention of scaled queries over the first `blocks` blocks of the KV cache.
 
@@ -96,6 +107,7 @@ def attend(
         blocks: blocks to visit.
         value_size: size of a value, the leading entries of stored values or keys; None for all entries.
         devices: of the step.
+        slots: the row of each lane in the cache; None: row i.
 
     Returns:
         Attention output, zero at padding tokens.
@@ -108,20 +120,20 @@ def attend(
     q = jnp.moveaxis(query, 1, 2).reshape((lanes, kv_heads, groups * tokens, size))
     limit = jnp.tile(jnp.where(valid, positions, -1), (1, groups))
     if KERNEL.chosen(devices, query, cache.key, cache.value, value_size):
-        out = decode_attention(q, limit, cache.key, cache.value, value_size, interpret=devices.interpret)
+        out = decode_attention(q, limit, cache.key, cache.value, value_size, slots, interpret=devices.interpret)
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
     # Split outside the loop, or XLA would split them in each iteration.
     queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
-    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform)
+    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform, lanes * kv_heads)
     span = width * KV_BLOCK
     # If turns do not divide the cache, the last turn begins earlier and skips positions of the previous turn.
     divided = cache.key.shape[2] % span == 0
 
     def read(rows: Array, start: Array) -> Array:
-        block = lax.dynamic_slice_in_dim(rows, start, span, axis=2)
+        block = take_positions(rows, slots, start, span)
         # Otherwise XLA:GPU would transpose the rows of all blocks for the products, in front of the loop.
         return block.astype(jnp.float32) if devices.platform == "cpu" else materialize(block)
 
@@ -186,7 +198,7 @@ def append_and_attend(
         value_size: as for `attend`.
         devices: of the layer; a CPU kernel does both at once.
     """
-    inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions)
+    inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, info.slots)
     if not CPU_KERNEL.chosen(devices, inputs, value_size):
         return _append_and_attend(value_size, devices, info.kv_blocks, inputs)
     # A loop with an operand as its number of iterations has no reverse-mode derivative.
@@ -199,5 +211,5 @@ def _append_and_attend(
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
     positions, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
-    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid)
-    return attend(inputs.query, cache, positions, valid, blocks, value_size, devices), cache
+    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid, inputs.slots)
+    return attend(inputs.query, cache, positions, valid, blocks, value_size, devices, inputs.slots), cache

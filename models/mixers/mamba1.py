@@ -18,6 +18,7 @@ from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, state_array
 
@@ -122,17 +123,18 @@ class Mamba1(Recurrent):
 
         begins = (jnp.arange(x.shape[1], dtype=jnp.int32) == 0)[None] & info.fresh[:, None]
         inputs = tuple(jnp.moveaxis(part, 1, 0) for part in (x, step, key, query, info.valid, begins))
+        rows = take_rows(state.recurrent, info.slots)
         if info.verifying:
             # A loop would copy the old states (ops/layout: in place). There are few tokens.
-            states, outputs = state.recurrent, []
+            states, outputs = rows, []
             for i in range(x.shape[1]):
                 states, output = token(states, tuple(part[i] for part in inputs))
                 outputs.append(output)
             outputs = jnp.stack(outputs)
         else:
-            states, outputs = lax.scan(token, state.recurrent, inputs)
+            states, outputs = lax.scan(token, rows, inputs)
         y = jnp.moveaxis(outputs, 0, 1) + self.D[...][None, None] * x
-        return y, ConvRecurrentState(conv, states)
+        return y, ConvRecurrentState(conv, None if info.verifying else put_rows(state.recurrent, info.slots, states))
 
     def _selected(self, x: Inner) -> tuple[Array, Array, Array]:
         """Return time steps [lane, token, inner], and B and C [lane, token, state]."""

@@ -154,7 +154,7 @@ class Mamba2(Recurrent):
         value = value.reshape((lanes, length, c.heads, c.head_size))
         log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
         inputs = RecurrenceInputs(
-            query, key, value, log_decay, state.recurrent, info.valid, info.fresh, devices=c.devices
+            query, key, value, log_decay, state.recurrent, info.valid, info.fresh, devices=c.devices, slots=info.slots
         )
         surroundings = Surroundings(tokens.step, self.D[...])
         out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=surroundings)

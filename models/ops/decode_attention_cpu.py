@@ -14,14 +14,15 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel, PoolKernel
+from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.row_product import DTYPES, instruction_number
+from models.state.rows import Slots
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
 ATTENTION = "hybridlm_decode_attention"
-"""Call target: (lengths, positions, query, key, value, key cache, value cache) -> (output, caches, updated in place).
-Row i of a cache belongs to lane i."""
+"""Call target: (slots, lengths, positions, query, key, value, key cache, value cache) -> (output, caches, updated in
+place)."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
 """Call target without values, which are the first numbers of the keys."""
 _KEYS, _VALUES = "row kv_head position key", "row kv_head position value"
@@ -43,6 +44,7 @@ class AttentionInputs(NamedTuple):
         caches: of keys and of values (None without values).
         lengths: real tokens of each lane; the others are padding.
         positions: position of each lane's first token.
+        slots: the row of each lane in the caches, distinct for lanes with real tokens; None: row i.
     """
 
     query: Vectors
@@ -51,6 +53,7 @@ class AttentionInputs(NamedTuple):
     caches: Caches
     lengths: Lengths
     positions: Positions
+    slots: Slots = None
 
 
 AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
@@ -89,15 +92,15 @@ def decode_attention_cpu(
     Returns:
         Outputs, zero at padding tokens, and the caches.
     """
-    q, k, v, caches, lengths, positions = inputs
+    q, k, v, caches, lengths, positions, slots = inputs
     # The proof cannot see the write; wrong names of dimensions are still a conflict.
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
-    operands = [lengths, positions, q, k, *([] if v is None else [v]), *arrays]
+    operands = [slots_operand(slots), lengths, positions, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     out, *updated = jax.ffi.ffi_call(
-        LATENT_ATTENTION if v is None else ATTENTION,
+        pool_target(LATENT_ATTENTION if v is None else ATTENTION, slots),
         [jax.ShapeDtypeStruct((*q.shape[:3], value_size), jnp.float32), *types],
         vmap_method="sequential",
         input_output_aliases={len(operands) - len(arrays) + k: 1 + k for k in range(len(arrays))},

@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int32
 from models.ops.gpu_call import MIN_TENSOR_ROWS, gpu_call, has_tensor_memory, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
+from models.state.rows import Slots
 from models.state.shapes import KeyCache, ValueCache
 
 MAX_ROWS = 64
@@ -34,8 +35,8 @@ SHARED_SPARE = 4096
 MIN_SCORE = -1e30
 """The maximum of no scores."""
 
-QueryRows = Float32[Array, "lane kv_head row key"]
-RowLimits = Int32[Array, "lane row"]
+QueryRows = Float32[Array, "lane kv_head query key"]
+RowLimits = Int32[Array, "lane query"]
 
 
 def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
@@ -117,25 +118,27 @@ def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
 
 
 def decode_attention_kernel(
-    limit: Any, query: Any, key: Any, *rest: Any, parts: int, block: int, sizes: tuple[int, ...], value_size: int
+    *refs: Any, parts: int, block: int, sizes: tuple[int, ...], value_size: int, by_slot: bool
 ) -> None:
     """Attend from rows of one lane and key/value head to one part.
 
     Args:
-        limit: last visible position of each row, -1 for none, int32[row].
-        query: [row, key]; fewer rows than the kernel multiplies.
-        key: [position, key].
-        rest: values [position, value], unless keys hold them; results of the part: the largest score [row], the sum of
-            exponentials [row] and their sum over values [row, value].
+        refs: in this order. Operands: the row of each lane, int32[lane] in full, if `by_slot`; last visible position
+            of each query row, -1 for none, int32[row]; queries [row, key], fewer rows than the kernel multiplies; keys
+            [position, key], or in full if `by_slot`; values alike, unless keys hold them. Results of the part: the
+            largest score [row], the sum of exponentials [row] and their sum over values [row, value].
         parts: number of parts.
         block: positions of an iteration.
         sizes: of the loads of a key.
         value_size: size of a value.
+        by_slot: caches are pools with the rows of the lanes anywhere.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
+    limit, query, key, *rest = refs[by_slot:]
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
-    part, blocks = pl.program_id(2), key.shape[0] // block
+    part, blocks = pl.program_id(2), key.shape[-2] // block
+    row_and_head = (refs[0][pl.program_id(0)], pl.program_id(1)) if by_slot else ()
     rows, count = limit.shape[0], padded_rows(limit.shape[0])
     row = lax.broadcasted_iota(jnp.int32, (count,), 0)
     real, source = row < rows, jnp.minimum(row, rows - 1)
@@ -151,8 +154,9 @@ def decode_attention_kernel(
         # The loop stays within this bound; the proof needs it.
         first = jnp.clip(index * parts + part, 0, blocks - 1) * block
         position = first + lax.broadcasted_iota(jnp.int32, (block,), 0)
-        keys = [key[pl.ds(first, block), pl.ds(begin, size)] for begin, size in zip(starts, sizes, strict=True)]
-        values = keys[0] if value is key else value[pl.ds(first, block), :]
+        cuts = zip(starts, sizes, strict=True)
+        keys = [key[(*row_and_head, pl.ds(first, block), pl.ds(begin, size))] for begin, size in cuts]
+        values = keys[0] if value is key else value[(*row_and_head, pl.ds(first, block), pl.ds(0, value_size))]
         values = jnp.where((position <= last)[:, None], values, jnp.zeros_like(values))
         scores = sum(kernel_product(rows, columns, 1) for rows, columns in zip(queries, keys, strict=True))
         scores = jnp.where(position[None, :] <= limits[:, None], scores, -jnp.inf)
@@ -170,9 +174,21 @@ def decode_attention_kernel(
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
 
 
+def _of_lanes(cache: Array, lanes: int) -> int:
+    """Return the bytes of the rows of all lanes."""
+    return lanes * cache.size // cache.shape[0] * cache.dtype.itemsize
+
+
 def decode_attention(
-    query: QueryRows, limit: RowLimits, key: KeyCache, value: ValueCache | None, value_size: int, *, interpret: bool
-) -> Float32[Array, "lane kv_head row value"]:
+    query: QueryRows,
+    limit: RowLimits,
+    key: KeyCache,
+    value: ValueCache | None,
+    value_size: int,
+    slots: Slots = None,
+    *,
+    interpret: bool,
+) -> Float32[Array, "lane kv_head query value"]:
     """Attend from the rows of every lane.
 
     Args:
@@ -180,6 +196,7 @@ def decode_attention(
         limit: last visible position of each row; -1 for none, with zero output.
         key, value: caches; value None: the first numbers of the keys.
         value_size: size of a value.
+        slots: the row of each lane in the caches; None: row i.
         interpret: run by Pallas' interpreter, on any platform.
     """
     from jax.experimental import pallas as pl
@@ -202,15 +219,17 @@ def decode_attention(
     caches = [key] if value is None else [key, value]
     written = 1 << (rows - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
+    whole, by_slot = pl.BlockSpec(memory_space=pl.ANY), slots is not None
     sizes = key_parts(size, value_size, value is None)
     top, total, out = gpu_call(
-        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size),
+        partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, by_slot=by_slot),
         pl.GridSpec(
             grid=(lanes, kv_heads, parts),
             in_specs=[
+                *([whole] if by_slot else []),
                 pl.BlockSpec((pl.Squeezed(), rows), lambda lane, head, part: (lane, 0)),
                 cut(rows, size),
-                *(cut(*cache.shape[2:]) for cache in caches),
+                *(whole if by_slot else cut(*cache.shape[2:]) for cache in caches),
             ],
             out_specs=[result(*shape) for shape in shapes],
         ),
@@ -218,7 +237,8 @@ def decode_attention(
         warps=8 if count * value_size > 4096 else 4,
         stages=stages,
         interpret=interpret,
-    )(limit, query, *caches)
+        reads=None if slots is None else {3 + k: _of_lanes(cache, lanes) for k, cache in enumerate(caches)},
+    )(*(() if slots is None else (slots,)), limit, query, *caches)
     top, total, out = (part[:, :, :, :rows] for part in (top, total, out))
     share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
     out = jnp.sum(out * share[..., None], axis=2)

@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int32
 
+from models.cpu_kernels.library import BY_SLOT
 from models.sharding.devices import Devices
+from models.state.rows import Slots
 
 MODES = ("off", "auto", "interpret")
 """Plain forms everywhere; kernels where the platform has them; Pallas kernels everywhere, run by its interpreter."""
@@ -74,10 +79,11 @@ class RowKernel(NamedTuple):
 class PoolKernel(NamedTuple):
     """Declaration of a C++ call that updates pools of lanes in place.
 
-    A lane reads and writes only its row; a lane of length 0 keeps it. The first result has a row for each lane.
+    A lane reads and writes only its row; a lane of length 0 keeps it. The first operand is the row of each lane, empty
+    for row i of lane i (`slots_operand`). The first result has a row for each lane.
 
     Attributes:
-        operands: "length" (tokens of each lane), "lane" or "shared" for each array before the pools.
+        operands: "length" (tokens of each lane), "lane" or "shared" for each array between the slots and the pools.
         pools: names of the dimensions of each pool.
         fresh: index of the operand, bool [N], True for a new lane, which does not read its rows.
         writes: False for a call that only reads the pools.
@@ -87,6 +93,16 @@ class PoolKernel(NamedTuple):
     pools: tuple[str, ...]
     fresh: int | None = None
     writes: bool = True
+
+
+def pool_target(target: str, slots: Slots) -> str:
+    """Return the call target of a kernel of pools, with or without slots."""
+    return target if slots is None else target + BY_SLOT
+
+
+def slots_operand(slots: Slots) -> Int32[Array, "*lane"]:
+    """Return the first operand of a kernel of pools."""
+    return jnp.zeros(0, jnp.int32) if slots is None else slots
 
 
 def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:

@@ -80,7 +80,6 @@ def local_rows(
 
     Args:
         number: global row numbers of an array sharded over `axis`.
-        axis: mesh axis.
         count: rows of each device.
     """
     local = number - lax.axis_index(axis) * count

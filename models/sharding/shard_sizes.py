@@ -19,7 +19,6 @@ class ShardedSize(NamedTuple):
     Attributes:
         field: its name in the config.
         size: of the whole model.
-        axis: mesh axis.
         replicable: several devices may have the same unit, with more devices than units.
     """
 

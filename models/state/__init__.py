@@ -1,4 +1,4 @@
 """State of sequences as pytrees: recurrent state, convolution inputs, KV cache; dimension names.
 
-Imports `sharding`. Begin with `state`; `shapes` has the names that annotations use.
+Imports `sharding`. Begin with `state`; `shapes` has the names that annotations use, `rows` the rows of lanes.
 """

@@ -13,7 +13,7 @@ A dimension is written by its name in every annotation:
 | key_head, value_head | heads (groups in SSD) of the keys and queries, and of the values of a linear recurrence |
 | key, value | size of a key and of a value vector of one head |
 | context | positions of the KV cache that a lane can hold |
-| row | rows of a row-wise operation: any product of lanes and tokens |
+| row | rows of a pool, one for each sequence; or of a row-wise operation: any product of lanes and tokens |
 
 Activations are float32. Recurrent state is float32 always; convolution inputs and the KV cache have the cache dtype.
 """
@@ -29,10 +29,10 @@ Positions = Int32[Array, "lane"]
 Activations = Float32[Array, "lane token hidden"]
 TokenMask = Bool[Array, "lane token"]
 LaneMask = Bool[Array, "lane"]
-ConvState = Float[Array, "lane tap channel"]
-RecurrentState = Float32[Array, "lane value_head value key"]
-KeyCache = Float[Array, "lane kv_head context key"]
-ValueCache = Float[Array, "lane kv_head context value"]
+ConvState = Float[Array, "row tap channel"]
+RecurrentState = Float32[Array, "row value_head value key"]
+KeyCache = Float[Array, "row kv_head context key"]
+ValueCache = Float[Array, "row kv_head context value"]
 
 
 HeadKind = Literal["attention", "recurrent"]
@@ -76,6 +76,8 @@ class LaneInfo(NamedTuple):
             instead of a new state, and `commit` computes the state of the accepted tokens.
         hooks: called at the sites of the layers; None for none.
         layer: number of the layer, for the hooks.
+        slots: the row of each lane in the pools of the state, distinct; an idle lane names a row, too, and keeps its
+            bits. None: row i belongs to lane i.
     """
 
     lengths: Lengths
@@ -86,6 +88,7 @@ class LaneInfo(NamedTuple):
     verifying: bool = False
     hooks: Hooks | None = None
     layer: int = 0
+    slots: Int32[Array, "lane"] | None = None
 
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind

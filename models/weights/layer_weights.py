@@ -25,7 +25,6 @@ def decoder_weights(
     """List every parameter of a decoder.
 
     Args:
-        config: the decoder.
         describe: `(branch, hidden, at, layer)` -> parameters of a mixer or feed-forward layer at the path `at` of the
             model; `layer` is the prefix of the layer's tensor names.
         norms: names of the norms of a layer's branches, in order; none where the caller describes them.
@@ -94,7 +93,6 @@ def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, name
     """List the parameters of an attention layer.
 
     Args:
-        c: its config.
         hidden: width of the residual stream.
         at: path of the layer in the model.
         name: prefix of its tensor names.

@@ -85,7 +85,6 @@ class Weight:
 
     Attributes:
         path: path of the parameter in the `nnx` module.
-        shape: its shape.
         options: sources, the usual one first; a checkpoint must have all tensors of one of them.
         float32: keep it in float32, whatever dtype the model is loaded in (norms, decays, biases).
         adapted: further sources, by tensor names of LoRA adapters from frameworks that split or fuse the matrix.

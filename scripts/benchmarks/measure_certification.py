@@ -41,7 +41,7 @@ def step_of(
     model = family.abstract(config)
     structure, params = flatten(model)
     params: Any = tuple(jax.ShapeDtypeStruct(p.shape, jnp.bfloat16 if p.ndim > 1 else p.dtype) for p in params)
-    programs, shape = Programs(structure), Shape("generate", lanes, tokens)
+    programs, shape = Programs(structure), Shape("generate", lanes, tokens, lanes)
     engine = Engine(model, params, programs, ResolvedConfig(lanes=lanes, context=4096, chunk=tokens), name)
     return *programs.step(shape), engine.example_arguments(shape), sum(p.size for p in params), may_copy(structure)
 

@@ -40,7 +40,6 @@ class Stage(NamedTuple):
     """A part of training.
 
     Attributes:
-        steps: updates.
         rate: highest learning rate.
         questions: questions in a row, each with its reply; the rest of the row are replies without question.
         growing: begin with stories of few holders.

@@ -10,7 +10,7 @@ from comparison import padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.programs.shapes import CopyShape, Shape, lane_bucket
+from hybridlm.programs.shapes import Shape, lane_bucket
 from hybridlm.session import Event
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
@@ -209,13 +209,12 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
     for count in (3, 1, 5):
         lm.generate([[7] * (count + 3)] * count, max_tokens=3, ignore_eos=True)
     lm.score([[7] * 9] * 5)
-    ladder = {Shape("generate", lanes, tokens) for lanes in (1, 3) for tokens in (1, 5)}
-    # Finished prompts go to the decode pool; the state behind what texts have in common goes out and comes back.
-    moves = {CopyShape(1, 1), CopyShape(3, 3), *lm.engine.moves.shapes(3)}
-    assert set(lm.engine.programs.shapes) == ladder | moves | {Shape("score", 3, 5, 0)}
+    ladder = {Shape("generate", lanes, tokens, 3) for lanes in (1, 3) for tokens in (1, 5)}
+    # The state behind what texts have in common goes out and comes back.
+    assert set(lm.engine.programs.shapes) == {*ladder, *lm.engine.moves.shapes(3), Shape("score", 3, 5, 3, 0)}
     lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)
     lm.score([[7] * 3] * 4)
-    assert lm.stats["compiled"] == 11
+    assert lm.stats["compiled"] == 9
 
 
 def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
@@ -230,5 +229,4 @@ def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
         text_lm.generate(["abc"] * 3, **FREE)
     finally:
         text_lm.engine.after_step = None
-    decode = seen[1:]
-    assert len(decode) == 8 and all(step == decode[0] for step in decode)
+    assert len(seen) == 9 and all(step == seen[0] for step in seen)

@@ -26,7 +26,7 @@ collect_ignore = NEED_TORCH if find_spec("torch") is None else []
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A checkpoint in `directory` and, for each of `prompts`, what transformers computes alone from it."""
+    """A checkpoint in `directory` and transformers' results for each of `prompts`."""
 
     variant: Variant
     seed: int
@@ -38,7 +38,7 @@ class Case:
 
     @functools.cached_property
     def greedy(self) -> list[Any]:
-        """Return the continuation of each prompt alone in transformers, which takes most of the time of a case."""
+        """Return each prompt's continuation in transformers, the slowest part of a case."""
         return [self.oracle.greedy(prompt, GREEDY_TOKENS) for prompt in self.prompts]
 
     @property
@@ -79,7 +79,7 @@ family beside the Qwen ones it is the first variant and its logits, of one for e
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Models this small gain nothing from threads of torch, and threads that wait for a busy core cost minutes."""
+    """Use one torch thread: small models gain nothing from more on busy cores."""
     if item.get_closest_marker("oracle") is not None:
         import torch
 
@@ -134,9 +134,9 @@ def seeds(variant: Variant) -> Sequence[int]:
     return OTHER_SEEDS if place(variant) == 0 else (OTHER_SEEDS[place(variant) % len(OTHER_SEEDS)],)
 
 
-def parameters(variant: Variant, seed: int, *more: Any, short: bool) -> Any:
-    name = "-".join(map(str, (variant.name, seed, *more)))
-    return pytest.param((variant, seed), *more, id=name, marks=[] if short else [pytest.mark.long])
+def parameters(variant: Variant, seed: int, *args: Any, short: bool) -> Any:
+    name = "-".join(map(str, (variant.name, seed, *args)))
+    return pytest.param((variant, seed), *args, id=name, marks=[] if short else [pytest.mark.long])
 
 
 @pytest.fixture(scope="session")
@@ -156,5 +156,5 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def lm(case: Case) -> "hybridlm.LM":
-    """Three lanes for eight prompts, so that lanes are reused, and chunks shorter than half of the prompts."""
+    """Three lanes for eight prompts reuse lanes; chunks are shorter than half the prompts."""
     return hybridlm.load(str(case.directory), lanes=3, dtype="float32", chunk=16)

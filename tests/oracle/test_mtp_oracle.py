@@ -20,10 +20,10 @@ FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 def test_head_logits_behind_every_token(case):
-    """Dense and with experts, in both layouts, below both prefixes, all prompts in one batch of ragged lengths."""
-    found = head_logits(load_with_head(case.directory), case.prompts)
+    """Dense and expert models, both layouts and prefixes, one ragged batch."""
+    result = head_logits(load_with_head(case.directory), case.prompts)
     ties = sum(
-        check_logits(found[index], case.oracle.mtp_logits(prompt), f"{case.where(index)}, head", case.tolerance)
+        check_logits(result[index], case.oracle.mtp_logits(prompt), f"{case.where(index)}, head", case.tolerance)
         for index, prompt in enumerate(case.prompts)
         if len(prompt) > 1
     )

@@ -65,9 +65,7 @@ class Adapter:
     """An opened adapter with checked headers; no tensor has been read.
 
     Attributes:
-        path: the directory.
         config: adapter_config.json.
-        file: its tensors.
         digest: SHA-256 of both files.
     """
 
@@ -86,7 +84,6 @@ class BoundAdapter:
     """An adapter matched with the tensors of a model.
 
     Attributes:
-        adapter: its files.
         factors: canonical tensor name -> the low-rank change of the tensor.
         replaced: canonical tensor name -> name of the new tensor in the file.
         skipped: names in the file of the tensors of parts that are not read (vision towers).
@@ -112,7 +109,6 @@ class BoundAdapter:
         """Apply the adapter to a float32 array of pieces of a parameter.
 
         Args:
-            weight: the parameter.
             windows: for each piece its place in the parameter and its place in the result.
             result: the pieces; changed in place.
         """

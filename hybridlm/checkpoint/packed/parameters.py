@@ -82,7 +82,6 @@ def load_packed(
     """Return a parameter on its devices, and a sentence for each tensor with lost rows.
 
     Args:
-        checkpoint: the files.
         choice: the parameter and its tensors.
         layout: from `packed_parameters`.
 

@@ -91,8 +91,6 @@ class SavedDirectory:
     """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
-        path: the directory.
-        config: config.json.
         family: name of the model family.
         dtype: dtype of the matrices.
         fingerprint: fingerprint of the original checkpoint.

@@ -22,7 +22,6 @@ def unpacked(
     """Return all arrays with their sharded dimensions, and the index of packed parameters.
 
     Args:
-        params: by name.
         sharded_dims: sharded dimensions of whole parameters, also along axes of one device.
 
     Raises:
@@ -91,7 +90,6 @@ def _piece(
     """Return one segment of each sharded dimension, over all devices.
 
     Args:
-        array: the parameter.
         shape: shape of the whole parameter.
         piece: sharded dimension, number of the segment, and devices along the axis.
     """

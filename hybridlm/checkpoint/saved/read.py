@@ -215,8 +215,6 @@ class _Reading:
     def _compare(self, tile: Tile, content: np.ndarray) -> None:
         if checksum(content) != tile.checksum:
             raise CheckpointError(
-                self._saved.path / tile.file,
-                f"is not what was saved, by its checksum (a part of {self._name})",
-                AGAIN,
+                self._saved.path / tile.file, f"is not what was saved, by its checksum (a part of {self._name})", AGAIN
             )
         self._verified.add(tile)

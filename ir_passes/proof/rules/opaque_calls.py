@@ -17,7 +17,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import declaration_code
+from ir_passes.proof.rules.declarations import declaration_code, map_misfit, table_misfit
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -202,14 +202,24 @@ class _Declared:
                         fault = page_fault(site, pool, fact, split, site.shapes[k], drops=drops, write=write)
                     else:
                         fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
+                    fault = fault or self._other_devices(pool, place)
                     if fault is not None:
                         return fault
                     record(site, pool, self.operands[place], self.operands[place].owner, site.shapes[place], write)
-            if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split:
+            within = bool(pool.split) and self._counted_within(declared.group)
+            if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split and not within:
                 along = ", ".join(owners.mesh_axes(lanes.split)) or "a loop"
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
                 return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
         return lanes
+
+    def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
+        """Return the fault of slots and rows that are split over devices in different ways; None without a fault."""
+        split = getattr(self.operands[place].owner, "split", ())
+        if not pool.split or split == pool.split:
+            return None
+        message = f"{self.name}: the rows of a pool are split over {', '.join(pool.split)}, and its slot map is not"
+        return self.site.mixed(message, "split the slot map like the rows of the pool", ViolationKind.WRONG_ROW)
 
     def _miscounted(self) -> str | None:
         """Describe operands, results or aliases of a call that differ from the declaration."""
@@ -239,9 +249,9 @@ class _Declared:
                 case Pool():
                     problem = self._pool_misfit(value, declared)
                 case SlotMap():
-                    problem = self._map_misfit(value, declared, self.site.shapes[k])
+                    problem = map_misfit(self.site, value, declared, self.site.shapes[k])
                 case PageTable():
-                    problem = self._table_misfit(value, declared)
+                    problem = table_misfit(self.site, value, declared)
             if problem is not None:
                 yield f"operand {k} is declared {problem}"
 
@@ -260,37 +270,10 @@ class _Declared:
             return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
         if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
             return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
-        if owner.split:
+        if owner.split and not self._counted_within(declared.group):
             return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"
         return None
 
-    def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
-        if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
-            return "a slot map, and is not one"
-        if value.fact.stride != 1:
-            return "a slot map, and is one times a number"
-        if value.fact.guard is not None or value.fact.alternatives:
-            return "a slot map, and some entries may be replaced by a row past the end of the pool"
-        bound_input = self.site.prover.bound.inputs[value.fact.leaf]
-        entry = bound_input.entry
-        assert isinstance(entry, SlotMap)
-        if value.fact.offset is not None:
-            return f"a slot map, and is {bound_input.path} less the rows of other devices"
-        differs = entry.role not in (declared.role, "both")
-        if differs or (entry.size, entry.null) != (declared.size, declared.null):
-            return f"{declared}, and is {bound_input.path}, {entry}"
-        return None
-
-    def _table_misfit(self, value: Value, declared: PageTable) -> str | None:
-        fact = value.fact
-        if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
-            return "a page table, and is not one"
-        bound_input = self.site.prover.bound.inputs[fact.leaf]
-        entry = bound_input.entry
-        assert isinstance(entry, PageTable)
-        if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
-            return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
-        differs = entry.role not in (declared.role, "both")
-        if differs or (entry.size, entry.page_size, entry.null) != (declared.size, declared.page_size, declared.null):
-            return f"{declared}, and is {bound_input.path}, {entry}"
-        return None
+    def _counted_within(self, group: str) -> bool:
+        """True if the slot maps of a group have row numbers local to each device."""
+        return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))

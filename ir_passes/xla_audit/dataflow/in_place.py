@@ -131,7 +131,6 @@ class _Reads:
     """A walk from the root of a fused computation to its parameters that relates positions.
 
     Attributes:
-        fused: the computation.
         first: ids of reductions that read the element at a position before anything is written there.
     """
 

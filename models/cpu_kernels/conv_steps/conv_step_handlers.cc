@@ -28,7 +28,7 @@ bool is_float(const ffi::AnyBuffer& buffer) {
   return buffer.element_type() == ffi::F32 || buffer.element_type() == ffi::BF16;
 }
 
-ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps,
+ffi::Error run(ffi::ThreadPool& pool, Lanes slots, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps,
                Channels bias, ffi::AnyBuffer state, Numbers& out, ffi::AnyBuffer* after, bool activated,
                int64_t instructions) {
   using cpu_kernels::has_sizes;
@@ -38,17 +38,18 @@ ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks f
   const auto sizes = x.dimensions();
   const int64_t lanes = sizes[0], tokens = sizes[1], channels = sizes[2];
   const int64_t kernel = taps.dimensions()[1], rows = state.dimensions()[0];
+  const int32_t* const row_of = cpu_kernels::slots_of(slots);
   const bool biased = bias.dimensions()[0] != 0;
   const bool fits = has_sizes(lengths, {lanes}) && has_sizes(fresh, {lanes}) && has_sizes(taps, {channels, kernel}) &&
                     (!biased || has_sizes(bias, {channels})) && has_sizes(state, {rows, kernel - 1, channels}) &&
                     has_sizes(out, {lanes, tokens, channels}) &&
-                    (slots == nullptr ? rows == lanes : has_sizes(*slots, {lanes}));
+                    (row_of == nullptr ? rows == lanes : has_sizes(slots, {lanes}));
   if (!fits) return invalid("the shapes of tokens, taps and windows do not fit each other");
   if (kernel < MIN_TAPS || kernel > MAX_TAPS) return invalid("fewer or more taps than it takes");
   // XLA gives the memory of the windows for the result, as the call asks it to.
   if (after != nullptr && after->untyped_data() != state.untyped_data())
     return invalid("the windows are not updated in place");
-  const ConvStep step{slots == nullptr ? nullptr : slots->typed_data(),
+  const ConvStep step{row_of,
                       lengths.typed_data(),
                       fresh.typed_data(),
                       x.typed_data(),
@@ -70,37 +71,27 @@ ffi::Error run(ffi::ThreadPool& pool, const Lanes* slots, Lanes lengths, Marks f
   return ffi::Error::Success();
 }
 
-ffi::Error Step(ffi::ThreadPool pool, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps, Channels bias,
-                ffi::AnyBuffer state, ffi::Result<Numbers> out, ffi::Result<ffi::AnyBuffer> after, bool activated,
-                int64_t instructions) {
-  return run(pool, nullptr, lengths, fresh, x, taps, bias, state, *out, &*after, activated, instructions);
+ffi::Error Step(ffi::ThreadPool pool, Lanes slots, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps,
+                Channels bias, ffi::AnyBuffer state, ffi::Result<Numbers> out, ffi::Result<ffi::AnyBuffer> after,
+                bool activated, int64_t instructions) {
+  return run(pool, slots, lengths, fresh, x, taps, bias, state, *out, &*after, activated, instructions);
 }
 
-ffi::Error StepBySlot(ffi::ThreadPool pool, Lanes slots, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps,
-                      Channels bias, ffi::AnyBuffer state, ffi::Result<Numbers> out, ffi::Result<ffi::AnyBuffer> after,
-                      bool activated, int64_t instructions) {
-  return run(pool, &slots, lengths, fresh, x, taps, bias, state, *out, &*after, activated, instructions);
-}
-
-ffi::Error Read(ffi::ThreadPool pool, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps, Channels bias,
-                ffi::AnyBuffer state, ffi::Result<Numbers> out, bool activated, int64_t instructions) {
-  return run(pool, nullptr, lengths, fresh, x, taps, bias, state, *out, nullptr, activated, instructions);
+ffi::Error Read(ffi::ThreadPool pool, Lanes slots, Lanes lengths, Marks fresh, Numbers x, ffi::AnyBuffer taps,
+                Channels bias, ffi::AnyBuffer state, ffi::Result<Numbers> out, bool activated, int64_t instructions) {
+  return run(pool, slots, lengths, fresh, x, taps, bias, state, *out, nullptr, activated, instructions);
 }
 
 }  // namespace
 
-#define OF_A_STEP \
-  Arg<Lanes>().Arg<Marks>().Arg<Numbers>().Arg<ffi::AnyBuffer>().Arg<Channels>().Arg<ffi::AnyBuffer>().Ret<Numbers>()
+#define OF_A_STEP                                                                                              \
+  Arg<Lanes>().Arg<Lanes>().Arg<Marks>().Arg<Numbers>().Arg<ffi::AnyBuffer>().Arg<Channels>().Arg<ffi::AnyBuffer>() \
+      .Ret<Numbers>()
 #define SETTINGS Attr<bool>("activated").Attr<int64_t>("instructions")
 
 EXPORTED XLA_FFI_Error* hybridlm_conv_step(XLA_FFI_CallFrame*);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_conv_step, Step,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().OF_A_STEP.Ret<ffi::AnyBuffer>().SETTINGS);
-
-EXPORTED XLA_FFI_Error* hybridlm_conv_step_by_slot(XLA_FFI_CallFrame*);
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    hybridlm_conv_step_by_slot, StepBySlot,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Lanes>().OF_A_STEP.Ret<ffi::AnyBuffer>().SETTINGS);
 
 EXPORTED XLA_FFI_Error* hybridlm_conv_read(XLA_FFI_CallFrame*);
 XLA_FFI_DEFINE_HANDLER_SYMBOL(hybridlm_conv_read, Read, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().OF_A_STEP.SETTINGS);

@@ -235,7 +235,7 @@ void attend(const DecodeAttention& step, int64_t lane, int64_t kv_head, int64_t 
     most = rows.seen[count] > most ? rows.seen[count] : most;
     ++count;
   }
-  const int64_t of_head = (lane * step.kv_heads + kv_head) * step.context;
+  const int64_t of_head = (step.row_of(lane) * step.kv_heads + kv_head) * step.context;
   const Stream<Number> keys{static_cast<const Number*>(step.keys) + of_head * key, key, most};
   const Stream<Number> values{static_cast<const Number*>(step.values) + of_head * stride, stride, most};
   if (step.new_values != nullptr) values.ask(0, Stream<Number>::AHEAD);

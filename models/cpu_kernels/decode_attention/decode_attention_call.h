@@ -23,7 +23,7 @@ inline void keep(float number, uint16_t* to) { *to = static_cast<uint16_t>(round
 // Write the new keys or values of one lane and head at their positions; those behind the end of the cache are dropped.
 template <typename Number>
 void append(const DecodeAttention& step, int64_t lane, int64_t kv_head, const float* fresh, void* cache, int64_t size) {
-  Number* const rows = static_cast<Number*>(cache) + (lane * step.kv_heads + kv_head) * step.context * size;
+  Number* const rows = static_cast<Number*>(cache) + (step.row_of(lane) * step.kv_heads + kv_head) * step.context * size;
   for (int64_t token = 0; token < step.lengths[lane]; ++token) {
     const int64_t at = step.positions[lane] + token;
     if (at < 0 || at >= step.context) continue;

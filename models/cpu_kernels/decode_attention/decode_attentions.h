@@ -11,16 +11,18 @@ constexpr int64_t MAX_ATTENTION_ROWS = 32;
 // One step of N lanes, T tokens, in row-major order. Of a lane only the first `lengths[lane]` tokens are read. The keys and
 // values of these are in the caches already (`append` in decode_attention_call.h).
 struct DecodeAttention {
+  const int32_t* slots;      // [lane], the row of each lane in the caches; null where row i is of lane i
   const int32_t* lengths;    // [lane], from 0 to T
   const int32_t* positions;  // [lane], of its first token
   const float* query;        // [lane, token, head, key], scaled
   const float* new_keys;     // [lane, token, kv_head, key], those of the tokens
   const float* new_values;   // [lane, token, kv_head, value]; null where a value is the first numbers of a key
-  void* keys;                // [lane, kv_head, context, key], of the cache's dtype
-  void* values;              // [lane, kv_head, context, value]; `keys` where a value is the first numbers of a key
+  void* keys;                // [row, kv_head, context, key], of the cache's dtype
+  void* values;              // [row, kv_head, context, value]; `keys` where a value is the first numbers of a key
   float* out;                // [lane, token, head, value], zero at padding tokens
   int64_t lanes, tokens, heads, kv_heads, key, value, context;
 
+  int64_t row_of(int64_t lane) const { return slots == nullptr ? lane : slots[lane]; }
   int64_t rows() const { return tokens * (heads / kv_heads); }
   // Numbers from one value to the next.
   int64_t value_stride() const { return new_values == nullptr ? key : value; }

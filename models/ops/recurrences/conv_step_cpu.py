@@ -12,7 +12,7 @@ from jax import Array
 from jaxtyping import Float, Float32, Int32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel, PoolKernel
+from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.row_product import DTYPES, call_result, instruction_number
 from models.sharding.varying import varying_like
 from models.state.shapes import LaneMask
@@ -20,10 +20,8 @@ from models.state.shapes import LaneMask
 MIN_TAPS, MAX_TAPS = 2, 8
 """Taps of the convolution; the code is unrolled for each number."""
 STEP = "hybridlm_conv_step"
-"""Call target: (lengths, fresh, inputs, taps, bias or an empty array, windows) -> (output, windows, updated in place).
-Row i of the windows belongs to lane i."""
-STEP_BY_SLOT = "hybridlm_conv_step_by_slot"
-"""Call target with the row of each lane as first operand."""
+"""Call target: (slots, lengths, fresh, inputs, taps, bias or an empty array, windows) -> (output, windows, updated in
+place)."""
 READ = "hybridlm_conv_read"
 """Call target without new windows."""
 _CALL = PoolKernel("length lane lane shared shared", ("row tap channel",), fresh=1)
@@ -77,19 +75,18 @@ def conv_step_cpu(
     Args:
         inputs: operands of the step.
         activated: apply SiLU to the outputs.
-        keep_state: write no new windows; not with slots.
+        keep_state: write no new windows.
         instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
 
     Returns:
         Outputs, zero at padding tokens, and the new windows, None with `keep_state`.
     """
     x, taps, state, lengths, fresh, bias, slots = inputs
-    assert not (keep_state and slots is not None), "no call reads rows by slot without a write"
-    operands: list[Any] = [] if slots is None else [slots]
-    operands += [lengths, fresh, x, taps, jnp.zeros(0, jnp.float32) if bias is None else bias, state]
+    biases = jnp.zeros(0, jnp.float32) if bias is None else bias
+    operands: list[Any] = [slots_operand(slots), lengths, fresh, x, taps, biases, state]
     operands = varying_like(operands, operands)
     out, *windows = jax.ffi.ffi_call(
-        READ if keep_state else STEP if slots is None else STEP_BY_SLOT,
+        pool_target(READ if keep_state else STEP, slots),
         [call_result(array.shape, operands[-1], array.dtype) for array in (x, state)[: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},

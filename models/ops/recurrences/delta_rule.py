@@ -55,7 +55,8 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
-    return by_kernel(partial(over_slots, partial(delta_rule_chunked, keep_state=keep_state)), inputs, keep_state)
+    chunked = partial(delta_rule_chunked, keep_state=keep_state)
+    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def run_delta_rule(
@@ -67,17 +68,19 @@ def run_delta_rule(
         vectors: query, key and value, as for `RecurrenceInputs`.
         tokens: decay and write strength.
         info: of the step; with `info.verifying` the old state is kept.
-        state: before the first token.
+        state: before the first token, in the rows of `info.slots`.
         devices: of the layer.
     """
-    inputs = RecurrenceInputs(*vectors, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices)
+    inputs = RecurrenceInputs(
+        *vectors, tokens.log_decay, state, info.valid, info.fresh, tokens.beta, devices, info.slots
+    )
     return delta_rule(inputs, keep_state=info.verifying)
 
 
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run one token, by a kernel where one is chosen."""
     plain = _step_for_gpus if inputs.devices.platform == "gpu" else _step
-    return by_kernel(partial(over_slots, plain), inputs, keep_state)
+    return by_kernel(partial(over_slots, plain, keep_state=keep_state), inputs, keep_state)
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:

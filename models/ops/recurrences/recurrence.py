@@ -18,6 +18,7 @@ from jax import Array
 from jaxtyping import Float32, Int32
 
 from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneMask, TokenMask
 
 KeyVectors = Float32[Array, "lane token key_head key"]
@@ -82,7 +83,7 @@ class RecurrenceOutputs(NamedTuple):
 
     Attributes:
         output: each token's read of the state; zero at padding tokens.
-        state: S after each lane's last real token, as `RowStates`; None from a kernel with `keep_state`.
+        state: S after each lane's last real token, as `RowStates`; None with `keep_state` from a kernel, or with slots.
     """
 
     output: ValueVectors
@@ -104,9 +105,9 @@ class Surroundings(NamedTuple):
 RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 
 
-def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run a form without slots on the rows of the slots, if any."""
+def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
+    """Run a form without slots on the rows of the slots, if any; with `keep_state` no row is written."""
     if inputs.slots is None:
         return form(inputs)
-    output, state = form(replace(inputs, state=inputs.state[inputs.slots], slots=None))
-    return RecurrenceOutputs(output, None if state is None else inputs.state.at[inputs.slots].set(state))
+    output, state = form(replace(inputs, state=take_rows(inputs.state, inputs.slots), slots=None))
+    return RecurrenceOutputs(output, None if keep_state else put_rows(inputs.state, inputs.slots, state))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel, PoolKernel
+from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
@@ -21,10 +21,7 @@ MAX_KEPT_TOKENS = 64
 MAX_KEY = 512
 """Channels of the key; a thread has some rows of this size on its stack."""
 STEP = "hybridlm_recurrent_step"
-"""Call target: (lengths, fresh, decay, beta, query, key, value, state) -> (output, state, updated in place). Row i of
-the state belongs to lane i."""
-STEP_BY_SLOT = "hybridlm_recurrent_step_by_slot"
-"""Call target with the row of each lane as first operand."""
+"""Call target: (slots, lengths, fresh, decay, beta, query, key, value, state) -> (output, state, updated in place)."""
 READ = "hybridlm_recurrent_read"
 """Call target without a new state."""
 _CALL = PoolKernel("length lane lane lane lane lane lane", ("row value_head value key",), fresh=1)
@@ -36,8 +33,6 @@ def unsupported(inputs: RecurrenceInputs, keep_state: bool = False) -> str | Non
     arrays = inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.state, inputs.beta
     if any(array.dtype != jnp.float32 for array in arrays if array is not None):
         return "numbers of another dtype than float32"
-    if keep_state and inputs.slots is not None:
-        return "a step that keeps its state: expected row i of lane i, got slots"
     if keep_state and inputs.tokens > MAX_KEPT_TOKENS:
         return f"a step of {inputs.tokens} tokens that keeps its state: expected at most {MAX_KEPT_TOKENS}"
     if inputs.state.shape[3] > MAX_KEY:
@@ -58,7 +53,7 @@ def recurrent_step_cpu(
 
     Args:
         inputs: operands of the step.
-        keep_state: write no new state; not with slots.
+        keep_state: write no new state.
         instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
 
     Returns:
@@ -66,12 +61,11 @@ def recurrent_step_cpu(
     """
     lanes, tokens = inputs.valid.shape
     beta = jnp.zeros((lanes, tokens, 0), jnp.float32) if inputs.beta is None else inputs.beta
-    operands: list[Any] = [] if inputs.slots is None else [inputs.slots]
-    operands += [inputs.lengths, inputs.fresh, jnp.exp(inputs.log_decay), beta]
+    operands: list[Any] = [slots_operand(inputs.slots), inputs.lengths, inputs.fresh, jnp.exp(inputs.log_decay), beta]
     operands += [inputs.query, inputs.key, inputs.value, inputs.state]
     operands = varying_like(operands, operands)
     out, *state = jax.ffi.ffi_call(
-        READ if keep_state else STEP if inputs.slots is None else STEP_BY_SLOT,
+        pool_target(READ if keep_state else STEP, inputs.slots),
         [call_result(array.shape, array) for array in operands[-2:][: 2 - keep_state]],
         vmap_method="sequential",
         input_output_aliases={} if keep_state else {len(operands) - 1: 1},

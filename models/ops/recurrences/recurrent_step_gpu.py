@@ -29,8 +29,6 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     values, keys = inputs.state.shape[2:]
     if inputs.tokens > MAX_TOKENS:
         return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
-    if inputs.slots is not None:
-        return "rows by slot"
     if keys > MAX_KEY or keys & (keys - 1) or values & (values - 1):
         return f"states of {values} x {keys}: expected powers of two, and at most {MAX_KEY} channels of the key"
     return None
@@ -89,7 +87,7 @@ def recurrent_step(
     """Run a few tokens of every lane.
 
     Args:
-        inputs: operands of the step.
+        inputs: operands of the step, without slots.
         surroundings: factors on values; None for none.
         keep_state: write no new state.
         interpret: run by Pallas' interpreter, on any platform.

@@ -47,12 +47,13 @@ def ssd(
         return outputs._replace(output=outputs.output + surroundings.skip[None, None, :, None] * inputs.value)
     if inputs.tokens == 1:
         return ssd_step(inputs, keep_state)
-    return by_kernel(partial(over_slots, partial(ssd_chunked, keep_state=keep_state)), inputs, keep_state)
+    chunked = partial(ssd_chunked, keep_state=keep_state)
+    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def ssd_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     """Run one token, by a kernel where one is chosen."""
-    return by_kernel(partial(over_slots, _step), inputs, keep_state)
+    return by_kernel(partial(over_slots, _step, keep_state=keep_state), inputs, keep_state)
 
 
 def _step(inputs: RecurrenceInputs) -> RecurrenceOutputs:

@@ -17,7 +17,11 @@ PARTS = ["python", "import", "open", "weights", "engine", "memory", "first answe
 
 def made(stored: bool, seconds: float) -> dict[str, Any]:
     step = {"stored": stored, "seconds": {"load": 0.25} if stored else {"trace": 1.25, "compile": 2.5}}
-    return {"parts": {"import": 1.0, "first answer": seconds}, "total": 1.0 + seconds, "steps": {"generate 1x5": step}}
+    return {
+        "parts": {"import": 1.0, "first answer": seconds},
+        "total": 1.0 + seconds,
+        "steps": {"generate 1x5 of 2": step},
+    }
 
 
 def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -50,8 +54,8 @@ def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
     for found, stored in ((cold, False), (warm, True)):
         assert list(found["parts"]) == PARTS and all(took >= 0 for took in found["parts"].values())
         assert found["total"] == sum(found["parts"].values())
-        assert found["steps"]["generate 1x5"]["stored"] is stored
-    assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5"]["seconds"])
-    assert set(warm["steps"]["generate 1x5"]["seconds"]) == {"load"}
+        assert found["steps"]["generate 1x5 of 2"]["stored"] is stored
+    assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5 of 2"]["seconds"])
+    assert set(warm["steps"]["generate 1x5 of 2"]["seconds"]) == {"load"}
     with pytest.raises(ChildProcessError, match="CheckpointError"):
         measure_starts(str(tmp_path / "none"), 4, settings, 0)

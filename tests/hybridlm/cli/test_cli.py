@@ -561,7 +561,7 @@ def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_warmup_fails_where_a_step_is_not_kept(kept: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    origins = {Shape("generate", 1, 1): Origin(True, {}, True), Shape("generate", 2, 1): Origin(False, {}, kept)}
+    origins = {Shape("generate", 1, 1, 1): Origin(True, {}, True), Shape("generate", 2, 1, 2): Origin(False, {}, kept)}
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
     result = run("warmup", "-m", "tiny")
@@ -682,7 +682,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
     """Three lanes exchange their states after every step: all answers differ from those alone."""
 
     def swap(pools: Any, owners: list[Any]) -> Any:
-        if len(owners) != 3:
+        if None in owners:
             return pools
         return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])], pools)
 

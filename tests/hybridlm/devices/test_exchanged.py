@@ -17,7 +17,7 @@ from tiny_variants import variant
 import hybridlm
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import bytes_sent
 from models import family_of
 
@@ -52,14 +52,14 @@ def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Sh
 @pytest.mark.parametrize(("name", "fields", "devices"), CASES, ids=str)
 def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, Any], devices: Devices) -> None:
     """One token of each lane, and five."""
-    shapes = Shape("generate", LANES, 1), Shape("generate", LANES, TOKENS)
+    shapes = Shape("generate", LANES, 1, LANES), Shape("generate", LANES, TOKENS, LANES)
     check(fields_of(name, **fields), devices, tmp_path / "config.json", shapes, **SIZES)
 
 
 @pytest.mark.slow
 def test_formula_of_scoring(tmp_path: Path) -> None:
     """Five numbers of each token in place of the logits, and the most likely ones; of a step that is only planned."""
-    fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, top=3)
+    fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, LANES, top=3)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
     planned = engine.programs.planned(shape, engine.example_arguments(shape))
@@ -70,7 +70,11 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "shape",
-    [Shape("verify", LANES, TOKENS), Shape("score", LANES, TOKENS, 0), Shape("score", LANES, TOKENS, 3)],
+    [
+        Shape("verify", LANES, TOKENS, LANES),
+        Shape("score", LANES, TOKENS, LANES, 0),
+        Shape("score", LANES, TOKENS, LANES, 3),
+    ],
     ids=str,
 )
 def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
@@ -94,7 +98,7 @@ def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
     """Four layers of Qwen3.5-35B-A3B, one of them attention, with all its experts and its whole vocabulary."""
     text = QWEN3_5_35B["text_config"]
     layers = {"num_hidden_layers": 4, "layer_types": text["layer_types"][:4]}
-    shapes = Shape("generate", 64, 1), Shape("generate", 8, 256)
+    shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 64)
     check(QWEN3_5_35B | {"text_config": text | layers}, Devices(1, 4, 2), tmp_path / "config.json", shapes)
 
 
@@ -106,8 +110,11 @@ def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
     engine = abstract_engine(
         path, EngineConfig(lanes=8, context=200, dtype="float32", chunk=5, mesh=hybridlm.mesh(2, 2))
     )
-    program = engine.program(CopyShape(8, 8))
-    assert counted(program.compiled.as_text()) == {("all-reduce", 2): engine.row_bytes_on_a_device}
+    state, _, span, _ = engine.moves.shapes(8)
+    sent = [counted(engine.program(shape).compiled.as_text()) for shape in (state, span)]
+    devices = engine.placement.devices.model
+    bytes_of = [engine.moves.state_bytes, engine.moves.span_bytes]
+    assert sent == [{("all-reduce", 2): count // devices} for count in bytes_of], (sent, bytes_of)
 
 
 def test_collectives_are_counted_in_text() -> None:

@@ -27,6 +27,6 @@ def test_vector_instructions_are_those_of_the_first_core(text: str, want: str, m
         return io.StringIO(text) if path == "/proc/cpuinfo" else real(path, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "open", read)
-    here = Machine.here()
-    assert here.instructions == want
-    assert (here.processor == "AMD EPYC") == (text == X86)
+    source = Machine.here()
+    assert source.instructions == want
+    assert (source.processor == "AMD EPYC") == (text == X86)

@@ -25,7 +25,7 @@ def row(context: int) -> int:
 
 
 def demand(scratch: int = 0) -> Demand:
-    return Demand(weights=100 * MB, row=row, lanes=8, prefill_rows=4, context=4096, scratch=scratch)
+    return Demand(weights=100 * MB, row=row, lanes=8, scoring=4, context=4096, scratch=scratch)
 
 
 def test_the_sum() -> None:
@@ -72,7 +72,7 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
     directory = write_text_checkpoint(tmp_path)
     monkeypatch.setattr(memory, "available_memory", lambda placement: 10_000)
     monkeypatch.setattr(loading, "load_parameters", lambda *args: pytest.fail("weights were read"))
-    with pytest.raises(InsufficientMemory, match="3 decoding and 3 prefilling sequences"):
+    with pytest.raises(InsufficientMemory, match="rows of 3 lanes and 3 more while scoring"):
         hybridlm.load(directory, lanes=3)
 
 
@@ -83,7 +83,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
     one, each = seen[0], seen[1]
-    assert (each.lanes, each.prefill_rows, each.devices) == (2, 1, 4) and (one.lanes, one.prefill_rows) == (8, 4)
+    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (one.lanes, one.scoring) == (8, 4)
     assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
     monkeypatch.undo()
     found = available_memory(Placement(hybridlm.mesh(data=4)))

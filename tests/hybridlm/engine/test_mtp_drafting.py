@@ -102,7 +102,7 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
     engine, prompt = lm.engine, PROMPTS[3]
     for count in (7, 40):
         lm.generate([prompt[:count]], **SETTINGS)
-    pool = engine.new_row()
+    pool = engine.new_pool(1)
     slot = pool.acquire()
     assert engine.prefix_cache is not None
     with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:

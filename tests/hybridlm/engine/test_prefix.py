@@ -63,7 +63,7 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
         session.submit(IDS[:40], max_tokens=1)
         for _ in range(chunks):
             session.step()
-        (sequence,), pool = session._scheduler.joined, session._scheduler._prefill_pool
+        (sequence,), pool = session._scheduler.joined, session._scheduler._pool
         assert pool is not None and sequence.slot is not None
         cold = engine.moves.take(pool, sequence.slot, IDS[:count], owner=sequence)
     for one, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
@@ -153,23 +153,37 @@ def test_stream_and_submit_take_a_prefix(text_lm: hybridlm.LM) -> None:
             assert count == 6 or completion.finish_reason == "cancelled"
 
 
-def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(text_lm: hybridlm.LM) -> None:
+def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prefix = text_lm.prefix(IDS[:31])
     want, scores = text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE), text_lm.score(CONTINUATIONS, prefix=prefix)
     engine = text_lm.engine
     kept = arrays(prefix.snapshot)
 
+    run, stepped = engine.run, list[RowPool]()
+
+    def recorded(shape: Any, pool: RowPool, *args: Any, **about: Any) -> Any:
+        stepped.append(pool)
+        return run(shape, pool, *args, **about)
+
     def poison(rows: Rows, owners: list[Any]) -> Rows:
-        free = np.array([owner is None for owner in owners])
+        held = stepped[-1].owner._held
+        free = np.array([row not in held for row in range(len(owners))])
         where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
-    for use, pool in list(engine._idle_pools.items()):
+    def full_of_nan() -> None:
+        pool = engine.borrow(engine.rows)
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        engine._idle_pools[use] = RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        engine.give_back(RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))))
+
+    full_of_nan()
+    monkeypatch.setattr(engine, "run", recorded)
     engine.after_step = poison
     try:
         assert text_lm.generate(CONTINUATIONS, prefix=prefix, **FREE) == want
+        full_of_nan()
         for got, expected in zip(text_lm.score(CONTINUATIONS, prefix=prefix), scores, strict=True):
             assert got.logprobs.tobytes() == expected.logprobs.tobytes()
     finally:
@@ -247,7 +261,7 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
                 with pytest.raises(hybridlm.SnapshotError, match=message) as raised:
                     use([[5]], prefix=other)
                 assert str(raised.value).count("expected") == 1, "of nothing else"
-            pool = text_lm.engine.new_row()
+            pool = text_lm.engine.new_pool(1)
             with pytest.raises(hybridlm.SnapshotError, match=message):
                 text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
         assert text_lm.stats["steps"] == steps
@@ -264,7 +278,7 @@ def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> 
 
 def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
     engine, snapshot = text_lm.engine, text_lm.prefix(IDS[:9]).snapshot
-    pool = engine.new_row()
+    pool = engine.new_pool(1)
     slot = pool.acquire()
     assert engine.moves.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
     with pytest.raises(hybridlm.SnapshotError, match="position 8 was made from other tokens"):
@@ -283,8 +297,7 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
         for consumed in (5, 10, 12):
             session.step()
             (sequence,) = (s for s in session._scheduler.joined if s.request.index == 0)
-            scheduler = session._scheduler
-            pool = scheduler._prefill_pool if sequence in scheduler.prefilling else scheduler._decode_pool
+            pool = session._scheduler._pool
             assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
             snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
             assert snapshot.label.position == consumed

@@ -63,10 +63,10 @@ def test_nothing_of_another_sequence_is_written(text_lm: hybridlm.LM, saved: Pat
             session.submit(tokens[:8], max_tokens=2, ignore_eos=True)
             session.step()
             session.step()
-            (sequence,), pool = session._scheduler.joined, session._scheduler._decode_pool
+            (sequence,), pool = session._scheduler.joined, session._scheduler._pool
             assert pool is not None and sequence.slot is not None
             count = pool.consumed(sequence.slot)
-            sampled = jax.device_get(pool.look().token)[pool.lanes([sequence.slot])[0]].tolist()
+            sampled = jax.device_get(pool.look().token)[pool.rows_of([sequence.slot])[0]].tolist()
             consumed = (*tokens[:8], *sampled)[:count]
             snapshot = engine.moves.take(pool, sequence.slot, consumed, owner=sequence)
         prefix = hybridlm.Prefix((*consumed, 5), snapshot)

@@ -14,6 +14,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.proof import lane_proof
 from models.mixers.recurrent import Recurrent
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneInfo
 
 LANES, TOKENS, LAYERS = 8, 5, 1
@@ -34,7 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def needed_beside(config: Path) -> int:
     """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
     engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
-    plans = [engine.planned(Shape(step, LANES, TOKENS)).plan for step in ("generate", "verify")]
+    plans = [engine.planned(Shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
 
@@ -59,24 +60,24 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
 
     def of_each(self: Recurrent, kept: Any, info: LaneInfo, state: Any) -> Any:
         place = jnp.arange(TOKENS, dtype=jnp.int32)[None]
-        states = []
+        rows, states = jax.tree.map(lambda pool: take_rows(pool, info.slots), state), []
         for count in range(TOKENS + 1):
             lengths = jnp.minimum(info.lengths, count)
-            shorter = info._replace(lengths=lengths, valid=place < lengths[:, None])
-            states.append(right(self, kept, shorter, state))
+            shorter = info._replace(lengths=lengths, valid=place < lengths[:, None], slots=None)
+            states.append(right(self, kept, shorter, rows))
         lanes = jnp.arange(LANES, dtype=jnp.int32)
 
         def last(old: jax.Array, *each: jax.Array) -> jax.Array:
             found = jnp.stack(each, axis=1).at[lanes, info.lengths].get(mode="fill", wrap_negative_indices=False)
             return jnp.where((info.lengths > 0).reshape((LANES,) + (1,) * (old.ndim - 1)), found, old)
 
-        return jax.tree.map(last, state, *states)
+        return jax.tree.map(lambda pool, row: put_rows(pool, info.slots, row), state, jax.tree.map(last, rows, *states))
 
     monkeypatch.setattr(Recurrent, "commit", of_each)
     assert needed_beside(config) >= sizes(config)[1]
 
 
-@pytest.mark.parametrize("shape", [Shape("generate", 2, 1), Shape("verify", 16, TOKENS)], ids=str)
+@pytest.mark.parametrize("shape", [Shape("generate", 2, 1, 2), Shape("verify", 16, TOKENS, 16)], ids=str)
 def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that no pass rewrites: two reads of a state are not two lanes, nor 16 slices of a vocabulary 16 lanes."""
     proofs, prove = [], lane_proof.prove_jaxpr

@@ -10,7 +10,7 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.engine import warmup
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.jax_private import text_without_sources
 
 PARTS = ("keep a state of", "keep a span of", "restore a state to", "restore a span to")
@@ -32,9 +32,8 @@ def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
 def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     seconds = lm.warmup(every_bucket=True)
     buckets = (1, 2)
-    shapes = {str(Shape("generate", lanes, tokens)) for lanes in buckets for tokens in (1, 5)}
-    shapes |= {str(Shape("score", lanes, 5, 0)) for lanes in buckets}
-    shapes |= {str(CopyShape(source, target)) for source in buckets for target in buckets}
+    shapes = {str(Shape("generate", lanes, tokens, 2)) for lanes in buckets for tokens in (1, 5)}
+    shapes |= {str(Shape("score", lanes, 5, lanes, 0)) for lanes in buckets}
     shapes |= {f"{way} {bucket}" for bucket in buckets for way in PARTS}
     assert set(seconds) == shapes and all(took > 0 for took in seconds.values())
     assert lm.stats["compiled"] == len(shapes) == len(lm.certificates)
@@ -49,16 +48,16 @@ def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
 def test_a_slow_step_is_named(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert set(lm.warmup()) == {"generate 2x5", "generate 2x1", "score 2x5", "copy 2 to 2"}
+        assert set(lm.warmup()) == {"generate 2x5 of 2", "generate 2x1 of 2", "score 2x5 of 2"}
     monkeypatch.setattr(warmup, "COMPILE_SECONDS", -1.0)
-    with pytest.warns(UserWarning, match="generate 2x1: 0 s"):
+    with pytest.warns(UserWarning, match="generate 2x1 of 2: 0 s"):
         lm.warmup()
 
 
 @pytest.mark.slow
 def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     """The compiled HLO has the operations of the step alone, jitted with its state donated, of the same types."""
-    shape = Shape("generate", 1, 1)
+    shape = Shape("generate", 1, 1, 1)
     step, _ = lm.engine.programs.step(shape)
     plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
     found, expected = (operations(one) for one in (lm.engine.program(shape).compiled, plain))

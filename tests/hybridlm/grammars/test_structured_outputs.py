@@ -244,13 +244,13 @@ def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], structured_outputs={"regex": "[0-9]+|x"}, **ask)
     text_lm.generate([PROMPT], structured_outputs={"json": OBJECT}, repetition_penalty=1.5, **ask)
     assert settled_shapes(text_lm) == before
-    assert Shape("generate", 1, 1, changes=64, masked=True) in before
+    assert text_lm.engine.generating(1, 1, changes=64, masked=True) in before
 
 
 @pytest.mark.slow
 def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
-    shapes = [Shape("generate", 2, 1, changes=64, masked=True), Shape("verify", 2, 3, changes=64, masked=True)]
+    shapes = [Shape("generate", 2, 1, 2, changes=64, masked=True), Shape("verify", 2, 3, 2, changes=64, masked=True)]
     for shape in shapes:
         programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(

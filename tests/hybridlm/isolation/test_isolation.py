@@ -1,4 +1,4 @@
-"""No sequence reaches another: every lane of every real step is changed in turn, and all other lanes compared by bits.
+"""Isolation: every lane of every real step is changed, all other lanes compared bitwise.
 
 The same helper has to find the leaks that are put in on purpose, or these tests would mean nothing.
 """
@@ -19,6 +19,7 @@ import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.structure import Step
+from ir_passes import Shared, SlotMap
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
@@ -40,25 +41,25 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
 
 
 SHAPES = (
-    Shape("generate", LANES, 1, 2),
-    Shape("generate", LANES, CHUNK, 2),
-    Shape("score", LANES, CHUNK, 2),
-    Shape("score", LANES, CHUNK, 2, chosen=3),
-    Shape("hidden", LANES, CHUNK),
+    Shape("generate", LANES, 1, LANES, 2),
+    Shape("generate", LANES, CHUNK, LANES, 2),
+    Shape("score", LANES, CHUNK, LANES, 2),
+    Shape("score", LANES, CHUNK, LANES, 2, chosen=3),
+    Shape("hidden", LANES, CHUNK, LANES),
 )
 # test_verify_step.py has its own comparisons in the default run
-EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, 2), marks=pytest.mark.long))
+EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, LANES, 2), marks=pytest.mark.long))
 
 
 # with vectors that are NaN, and ablated heads, of one lane at a time
 PROBED = (
-    Shape("score", LANES, CHUNK, 2, probes=ProbeShape(2, 3, 2, 1)),
-    pytest.param(Shape("generate", LANES, 1, 2, probes=ProbeShape(2, 1, 2, 1)), marks=pytest.mark.long),
+    Shape("score", LANES, CHUNK, LANES, 2, probes=ProbeShape(2, 3, 2, 1)),
+    pytest.param(Shape("generate", LANES, 1, LANES, 2, probes=ProbeShape(2, 1, 2, 1)), marks=pytest.mark.long),
 )
 
 
 # with the drafts of the MTP head after each lane's token
-GUESSING = (Shape("generate", LANES, 1, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, 2, mtp_drafts=2))
+GUESSING = (Shape("generate", LANES, 1, LANES, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, LANES, 2, mtp_drafts=2))
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +70,14 @@ def drafting() -> hybridlm.LM:
 
 
 def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
-    found = measure(lm, shape)
-    assert found.leaks == []
+    figures = measure(lm, shape)
+    assert figures.leaks == []
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
-    assert (0, "everything") not in found.inert and (2, "everything") not in found.inert
-    assert (1, "args[2].batch.tokens") not in found.inert
+    assert (0, "everything") not in figures.inert and (2, "everything") not in figures.inert
+    assert (1, "args[2].batch.tokens") not in figures.inert
     first_mixer = lm.engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
-        assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
+        assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in figures.inert
 
 
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
@@ -87,12 +88,12 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", PROBED, ids=lambda shape: f"{shape.step}-{shape.tokens}")
 def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
-    found = measure(lm, shape)
-    assert found.leaks == []
-    seen = ["layers", "vectors.vector", *(["places"] if shape.step == "score" else [])]
-    seen += ["ablations.unit"] if any(lm.model.sites()) else []  # Mamba has no heads or experts
-    seen = [f"args[2].probes.{name}" for name in seen]
-    assert [source for source in seen if all((lane, source) in found.inert for lane in range(LANES))] == []
+    figures = measure(lm, shape)
+    assert figures.leaks == []
+    calls = ["layers", "vectors.vector", *(["places"] if shape.step == "score" else [])]
+    calls += ["ablations.unit"] if any(lm.model.sites()) else []  # Mamba has no heads or experts
+    calls = [f"args[2].probes.{name}" for name in calls]
+    assert [source for source in calls if all((lane, source) in figures.inert for lane in range(LANES))] == []
 
 
 @pytest.mark.long
@@ -123,7 +124,7 @@ def batch_mean(step: Step) -> Step:
 
 
 def last_slot(step: Step) -> Step:
-    """An idle lane writes its row to the last active one: what a clamped padding index does."""
+    """An idle lane writes to the last active row, as a clamped index does."""
 
     def wrong(params, pools, inputs):
         out, new = step(params, pools, inputs)
@@ -137,7 +138,7 @@ def last_slot(step: Step) -> Step:
 @pytest.mark.parametrize("lm", ["dense"], indirect=True)
 @pytest.mark.parametrize("fault", [from_neighbour, batch_mean, last_slot])
 def test_a_leak_put_in_on_purpose_is_found(lm: hybridlm.LM, fault) -> None:
-    shape = Shape("generate", LANES, 1, 2)
+    shape = Shape("generate", LANES, 1, LANES, 2)
     assert measure(lm, shape, fault).leaks and disturb_halves(lm, shape, fault)[0]
 
 
@@ -153,14 +154,14 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
     args = arguments(lm, shape)
     order = np.array([2, 3, 1, 0])
     kinds = jax.tree.broadcast(contract.inputs, args, is_leaf=lambda x: not isinstance(x, tuple))
-    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, type(contract.inputs[0])) else x[order], kinds, args)
+    permuted = jax.tree.map(lambda kind, x: x if isinstance(kind, Shared | SlotMap) else x[order], kinds, args)
     expected = jax.tree.map(lambda x: np.asarray(x)[order], run(*args))
     for got, want in zip(jax.tree.leaves(run(*permuted)), jax.tree.leaves(expected), strict=True):
         assert np.asarray(got).tobytes() == want.tobytes()
 
 
 def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """NaN in some places; in whole numbers the last token of the vocabulary, which nobody else samples."""
+    """Put NaN in some places; in integers put the last token of the vocabulary."""
     return np.where(where, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else VOCAB - 1), leaf)
 
 
@@ -171,12 +172,12 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
         args = arguments(lm, shape)
         poisoned = jax.tree.map(lambda leaf: poison(leaf, np.arange(leaf.size).reshape(leaf.shape) % 3 == 0), args[1])
         _, pools = run(args[0], poisoned, *args[2:])
-        for before, after in zip(jax.tree.leaves(poisoned), jax.tree.leaves(pools), strict=True):
-            assert np.asarray(after)[3].tobytes() == before[3].tobytes()
+        for initial, final in zip(jax.tree.leaves(poisoned), jax.tree.leaves(pools), strict=True):
+            assert np.asarray(final)[3].tobytes() == initial[3].tobytes()
 
 
 def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
-    """The other lanes' rows are NaN, and so is the embedding that they and all padding read."""
+    """The other lanes' rows are NaN, as is the embedding of their tokens and padding."""
     assert not lm.config.tied
     *_, run = program(lm, shape)
     params, pools, inputs = arguments(lm, shape)
@@ -184,9 +185,9 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
     where = list(lm.params).index("embed_tokens")
     poisoned = tuple(p.at[0].set(jnp.nan) if i == where else p for i, p in enumerate(params))
     lane = 1
-    others = np.arange(LANES) != lane
-    poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, others.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
-    poisoned_tokens = np.where(others[:, None] | (np.arange(shape.tokens) >= lengths[:, None]), 0, inputs.batch.tokens)
+    mask = np.arange(LANES) != lane
+    poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, mask.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
+    poisoned_tokens = np.where(mask[:, None] | (np.arange(shape.tokens) >= lengths[:, None]), 0, inputs.batch.tokens)
     out, new = run(params, pools, inputs)
     poisoned_batch = inputs.batch._replace(tokens=poisoned_tokens.astype(np.int32))
     poisoned_out, poisoned_new = run(poisoned, poisoned_pools, inputs._replace(batch=poisoned_batch))

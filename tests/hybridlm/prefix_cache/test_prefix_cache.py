@@ -125,7 +125,7 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
     cached.generate([prompt[:3]], **FREE)
     cached.generate([prompt], **FREE)
     assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
-    pool = engine.new_row()
+    pool = engine.new_pool(1)
     slot = pool.acquire()
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and [(one.first, one.count) for one in snapshot.spans] == [(0, 3), (0, CHUNK)]
@@ -227,7 +227,7 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
     """Label and every part of a state are checked before a row is touched, whatever the tree says."""
     engine, cache, prompt = cached.engine, cache_of(cached), new(140)
     cached.generate([prompt], **FREE)
-    pool = engine.new_row()
+    pool = engine.new_pool(1)
     slot = pool.acquire()
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1

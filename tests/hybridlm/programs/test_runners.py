@@ -1,11 +1,10 @@
-"""The seam at which steps are run: what differs between its implementations is asked of them, not found out."""
+"""The seam where steps run: implementations answer for their differences."""
 
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 import hybridlm
@@ -20,7 +19,7 @@ MAKERS = {"hybridlm/loading.py", "hybridlm/engine/engine.py"}
 
 
 def test_nothing_asks_which_implementation_runs_its_steps(root: Path) -> None:
-    names = re.compile(rf"\b({'|'.join(one.__name__ for one in (OneProcess, ManyProcesses, Sanitizer))})\b")
+    names = re.compile(rf"\b({'|'.join(function.__name__ for function in (OneProcess, ManyProcesses, Sanitizer))})\b")
     files = [path.relative_to(root).as_posix() for path in (root / "hybridlm").rglob("*.py")]
     naming = {file for file in files if names.search((root / file).read_text())}
     assert {file for file in naming if not file.startswith("hybridlm/programs/")} == MAKERS
@@ -55,12 +54,12 @@ def test_sanitized_steps_are_as_traced_not_timed_and_change_no_states(text_lm: h
         sanitized.require_edits("here")
     pool = cast(Any, None)
     with pytest.raises(ValueError, match="without sanitize"):
-        sanitized.edit(EditShape(2), text_lm.engine.example_arguments, pool, np.zeros(1))
+        sanitized.edit(EditShape(2, 2), text_lm.engine.example_arguments, pool, ())
 
 
 def test_time_of_a_step_is_measured_once_it_is_compiled(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[Any] = []
     monkeypatch.setattr(text_lm.engine.programs, "compiled", lambda shape, *_: shapes.append(shape))
     examples = text_lm.engine.example_arguments
-    assert not of(Sanitizer, text_lm).start_timing(EditShape(2), examples) and shapes == []
-    assert of(OneProcess, text_lm).start_timing(EditShape(2), examples) and shapes == [EditShape(2)]
+    assert not of(Sanitizer, text_lm).start_timing(EditShape(2, 2), examples) and shapes == []
+    assert of(OneProcess, text_lm).start_timing(EditShape(2, 2), examples) and shapes == [EditShape(2, 2)]

@@ -10,23 +10,23 @@ import hybridlm
 from hybridlm.multiprocess.operand_check import DIGEST_WORDS
 from hybridlm.programs.many_processes import digests
 from hybridlm.programs.shapes import Shape
-from hybridlm.steps.contract import step_contract
+from hybridlm.steps.contract import slot_map, step_contract
 from hybridlm.steps.hooks import ProbeShape
 from hybridlm.steps.operands import StepInputs
 from ir_passes.contract.prefix import spread
 
 PROBES = ProbeShape(2, 1, 1, 1)
 SHAPES = [
-    Shape("generate", 2, 4, 3),
-    Shape("generate", 3, 1, mtp_drafts=2, changes=64, masked=True, probes=PROBES),
-    Shape("generate", 3, 1, probes=ProbeShape(vectors=4)),
-    Shape("verify", 3, 5),
-    Shape("verify", 3, 5, changes=64, masked=True),
-    Shape("score", 2, 4, 0),
-    Shape("score", 2, 4, 1, chosen=0),
-    Shape("score", 2, 4, 0, chosen=3, probes=ProbeShape(2, 3, 1, 1)),
-    Shape("score", 2, 4, 0, probes=ProbeShape(2, 3, 0, 0)),
-    Shape("hidden", 2, 4),
+    Shape("generate", 2, 4, 2, 3),
+    Shape("generate", 3, 1, 3, mtp_drafts=2, changes=64, masked=True, probes=PROBES),
+    Shape("generate", 3, 1, 3, probes=ProbeShape(vectors=4)),
+    Shape("verify", 3, 5, 3),
+    Shape("verify", 3, 5, 3, changes=64, masked=True),
+    Shape("score", 2, 4, 2, 0),
+    Shape("score", 2, 4, 2, 1, chosen=0),
+    Shape("score", 2, 4, 2, 0, chosen=3, probes=ProbeShape(2, 3, 1, 1)),
+    Shape("score", 2, 4, 2, 0, probes=ProbeShape(2, 3, 0, 0)),
+    Shape("hidden", 2, 4, 2),
 ]
 
 
@@ -36,14 +36,14 @@ def inputs_of(lm: hybridlm.LM, shape: Shape) -> StepInputs:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_key_follows_from_the_present_parts(text_lm: hybridlm.LM, shape: Shape) -> None:
-    found = Shape.of(inputs_of(text_lm, shape), shape.top, shape.processor, shape.mtp_drafts)
+    found = Shape.of(inputs_of(text_lm, shape), shape.rows, shape.top, shape.processor, shape.mtp_drafts)
     assert found == shape
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: Shape) -> None:
     inputs = inputs_of(text_lm, shape)
-    arrays = [path for path, *_ in spread(step_contract().inputs[2], inputs)]
+    arrays = [path for path, *_ in spread(step_contract(False, slot_map(shape.rows)).inputs[2], inputs)]
     assert len(arrays) == len(jax.tree.leaves(inputs))
     assert {path.split(".")[1].split("[")[0] for path in arrays} == {
         name for name, part in inputs._asdict().items() if part is not None

@@ -18,14 +18,14 @@ from text_checkpoint import SETTINGS
 import hybridlm
 from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.programs import step_key as module
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import PACKAGES, devices_name, step_key, structure_name
 from ir_passes import rowwise
 from ir_passes.contract import declared
 from ir_passes.files.sources import hash_of_sources
 from models.cpu_kernels.build import LIBRARY
 
-SHAPE = Shape("generate", 3, 1)
+SHAPE = Shape("generate", 3, 1, 3)
 
 
 def key(lm: hybridlm.LM, **other: Any) -> str | None:
@@ -60,7 +60,7 @@ from text_checkpoint import SETTINGS
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.devices.placement import ONE_DEVICE
-lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1)
+lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1, 3)
 args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
 print(step_key(shape, args, name, "error", ONE_DEVICE))
 """
@@ -80,11 +80,12 @@ def test_key_is_the_same_in_every_process(text_lm: hybridlm.LM, root: Path) -> N
 
 
 CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
-    "step": lambda lm, _: key(lm, shape=Shape("score", 3, 1, 0)),
-    "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1)),
-    "tokens": lambda lm, _: key(lm, shape=Shape("generate", 3, 5)),
-    "top": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, top=0)),
-    "copy": lambda lm, _: key(lm, shape=CopyShape(1, 3)),
+    "step": lambda lm, _: key(lm, shape=Shape("score", 3, 1, 3, 0)),
+    "lanes": lambda lm, _: key(lm, shape=Shape("generate", 2, 1, 3)),
+    "rows": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 4)),
+    "tokens": lambda lm, _: key(lm, shape=Shape("generate", 3, 5, 3)),
+    "top": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 3, top=0)),
+    "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3)[0]),
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
     "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),
@@ -159,7 +160,7 @@ def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm
 
 
 def test_functions_and_layers_from_elsewhere_have_no_key(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = Shape("generate", 3, 1, processor=lambda logits, token, position: logits)
+    processor = Shape("generate", 3, 1, 3, processor=lambda logits, token, position: logits)
     assert key(text_lm, shape=processor) is None
     structure = text_lm.engine.programs.structure
 

@@ -1,4 +1,4 @@
-"""Checkpoints of systems whose layout is not read are refused by the name of the system."""
+"""Checkpoints with unsupported layouts are refused by the name of their system."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ GROUPS = {"group_size": 64, "bits": 4}
 def changed(
     folder: Path, change: Callable[[Tensors], Any], metadata: dict[str, str] | None = None, **fields: Any
 ) -> str:
-    """Return the message of a checkpoint whose tensors and configuration were changed."""
+    """Return the message for a checkpoint with changed tensors and configuration."""
     write_random_checkpoint("dense_interval", folder)
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
@@ -88,5 +88,4 @@ def test_a_method_that_is_named_is_the_only_fault(method: str) -> None:
 
 
 def test_groups_of_a_method_are_not_mlx() -> None:
-    config = {"quantization_config": GROUPS | {"quant_method": "gptq"}}
-    assert read_settings(config, None).method == "gptq"
+    assert read_settings({"quantization_config": GROUPS | {"quant_method": "gptq"}}, None).method == "gptq"

@@ -1,4 +1,4 @@
-"""Memory of a gradient of `LM.forward`, as XLA plans it for a model that need not be there."""
+"""Planned memory of a gradient of `LM.forward` for an absent model."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,15 +20,20 @@ TOKENS, CHUNK = 512, 128
 
 def memory(compiled: Any) -> int:
     """Return the bytes that a program needs: its arguments, its results and its scratch."""
-    found = compiled.memory_analysis()
-    aliased = found.alias_size_in_bytes
-    return found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - aliased
+    memory_analysis = compiled.memory_analysis()
+    aliased = memory_analysis.alias_size_in_bytes
+    return (
+        memory_analysis.argument_size_in_bytes
+        + memory_analysis.output_size_in_bytes
+        + memory_analysis.temp_size_in_bytes
+        - aliased
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layers", [4, 24])
 def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None:
-    """512 tokens with float32 weights: at most 2.5 times the memory of the forward pass, and the gradients."""
+    """512 float32 tokens: at most 2.5 times the forward memory, plus gradients."""
     fields = PUBLISHED["Qwen3.5-0.8B"]
     family = family_of(fields)
     config = family.read_config(fields)

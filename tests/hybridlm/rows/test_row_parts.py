@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.rows.parts import keep_span, restore_span
+from hybridlm.rows.parts import copy_contract, copy_row, keep_span, restore_span
 from ir_passes import prove_isolation
 from models import KV_BLOCK
 
@@ -52,6 +52,19 @@ def test_a_span_is_put_back(first: int, count: int, to: int) -> None:
         expected, inside = positions(row.copy(), axis), min(count, POSITIONS - to)
         expected[2, to : to + inside] = span[0, first : first + inside]
         assert np.array_equal(positions(np.asarray(array), axis), expected)
+
+
+def test_copies_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:
+    source, target = text_lm.engine.new_rows(3), text_lm.engine.new_rows(2)
+    args = target, source, np.zeros(1, np.int32), np.zeros(1, np.int32)
+    assert prove_isolation(copy_row(), args, copy_contract(3, 2)).proved
+    rng = np.random.default_rng(0)
+    source, target = (
+        jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), rows) for rows in (source, target)
+    )
+    (copied,) = jax.jit(copy_row())(target, source, np.array([2], np.int32), np.array([0], np.int32))
+    for new, old, other in zip(*map(jax.tree.leaves, (copied, target, source)), strict=True):
+        assert np.asarray(new)[0].tobytes() == other[2].tobytes() and np.asarray(new)[1].tobytes() == old[1].tobytes()
 
 
 def test_moves_are_proved_to_touch_one_row(text_lm: hybridlm.LM) -> None:

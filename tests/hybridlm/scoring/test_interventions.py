@@ -268,7 +268,7 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     for edit in edits.values():
         edit.value[2] = np.nan
     edits[array].value[1] = np.nan
-    (after,) = lm.engine.program(EditShape(3))(rows, edits)
+    (after,) = lm.engine.program(EditShape(3, 3))(rows, np.arange(3, dtype=np.int32), edits)
     changed = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, after)):
         expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(before) if p == path))
@@ -277,8 +277,8 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
             changed.append(path)
         assert leaf.tobytes() == expected.tobytes()
     assert len(changed) == 1
-    certificate = lm.certificates["edit states of 3"]
-    assert any(line.startswith("args[1]: Lane(") for line in certificate.contract)
+    certificate = lm.certificates["edit states of 3 of 3"]
+    assert any(line.startswith("args[2]: Lane(") for line in certificate.contract)
 
 
 def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybridlm.LM) -> None:
@@ -288,7 +288,7 @@ def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybri
     text_lm.score(
         TEXTS[:3], interventions=[[Intervention.add(ones, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
     )
-    shape = Shape("score", 3, 5, 0, probes=ProbeShape(0, 0, 4, 0))
+    shape = Shape("score", 3, 5, 3, 0, probes=ProbeShape(0, 0, 4, 0))
     assert shape in programs.shapes
     count = len(programs.shapes)
     many = [Intervention.add(-ones, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
@@ -319,9 +319,9 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
     """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
     run, seen = text_lm.engine.run, []
 
-    def look(shape: Shape, pool: Any, inputs: StepInputs, **more: Any) -> Any:
+    def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **more: Any) -> Any:
         seen.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
-        return run(shape, pool, inputs, **more)
+        return run(shape, pool, rows, inputs, **more)
 
     monkeypatch.setattr(text_lm.engine, "run", look)
     head = [Intervention.ablate_head(1, 0)]

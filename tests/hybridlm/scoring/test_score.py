@@ -44,8 +44,7 @@ def test_a_score_has_the_same_bits_whatever_is_scored_with_it(text_lm: hybridlm.
     base = text_lm.score(TEXTS)
     other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3)
     for text, score in zip(TEXTS, base, strict=True):
-        again = other[TEXTS[::-1].index(text)]
-        assert again.logprobs.tobytes() == score.logprobs.tobytes()
+        assert other[TEXTS[::-1].index(text)].logprobs.tobytes() == score.logprobs.tobytes()
 
 
 def test_logits_that_are_no_numbers_stop_a_score(text_lm: hybridlm.LM) -> None:
@@ -111,10 +110,10 @@ def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
     ids = text_lm.tokenizer.encode(long)  # type: ignore[union-attr]  # it has one
     assert len(ids) > 2 * text_lm.context
     total, size = 0.0, text_lm.context
-    whole = [text_lm.eos_token_ids[0], *ids]
+    full = [text_lm.eos_token_ids[0], *ids]
     for start in range(0, len(ids), size - 1):
-        end = min(start + size, len(whole))
-        window = text_lm.score([whole[max(0, end - size) : end]])[0]
+        end = min(start + size, len(full))
+        window = text_lm.score([full[max(0, end - size) : end]])[0]
         total += float(np.sum(window.logprobs[start + 1 - end :], dtype=np.float64))
     total += text_lm.score([[text_lm.eos_token_ids[0], *text_lm.tokenizer.encode("xyz")]])[0].sum_logprob  # type: ignore[union-attr]  # it has one
     assert text_lm.perplexity([long, "xyz"]) == pytest.approx(np.exp(-total / (len(ids) + 3)), rel=1e-6)
@@ -138,7 +137,7 @@ def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM,
     strided = [(ids[:16], 1), (ids[6:22], 10), (ids[12:28], 10), (ids[18:33], 10)]
     halves = [(ids[:16], 9), (ids[16:32], 9)]
     assert len(ids) == 33
-    logits = np.asarray(text_lm.forward(padded([one for one, _ in rolling + strided + halves])).logits, np.float64)
+    logits = np.asarray(text_lm.forward(padded([item for item, _ in rolling + strided + halves])).logits, np.float64)
     rows = iter(logits)
     (tmp_path / "corpus.txt").write_text(text)
     for convention, windows in (("rolling", rolling), ("strided", strided), ("llama.cpp", halves)):
@@ -148,9 +147,9 @@ def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM,
             counted += [logprobs[place - 1, tokens[place]] for place in range(first, len(tokens))]
         assert len(counted) == {"rolling": 33, "strided": 32, "llama.cpp": 14}[convention]
         settings = {"stride": stride} if convention == "strided" else {}
-        found = text_lm.perplexity([text], convention=convention, window=size, **settings)
-        assert found == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
-        assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == found
+        result = text_lm.perplexity([text], convention=convention, window=size, **settings)
+        assert result == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
+        assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == result
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=r"latin.txt: expected a text file in UTF-8"):
         text_lm.perplexity([tmp_path / "latin.txt"])

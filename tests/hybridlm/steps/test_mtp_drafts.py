@@ -11,7 +11,7 @@ from float64_reference import Float64Model
 from with_head import load_with_head
 
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.contract import step_contract
+from hybridlm.steps.contract import slot_map, step_contract
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows, flatten
@@ -23,6 +23,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimo
 PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 58]]
 """The most likely tokens behind them, and the head's, lead by more than the tolerance."""
 
+ROWS = np.arange(LANES, dtype=np.int32)
 SAMPLING = sampling_arrays([None] * LANES)
 
 
@@ -45,7 +46,8 @@ class Lanes:
         for lane, feed in enumerate(feeds):
             tokens[lane, : len(feed)] = feed
         lengths, at = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
-        inputs = StepInputs(Batch(tokens, lengths, at, np.int32(1)), np.array(drafts, np.int32), *SAMPLING)
+        batch = Batch(tokens, lengths, at, ROWS, np.int32(1))
+        inputs = StepInputs(batch, np.array(drafts, np.int32), *SAMPLING)
         (accepted, sampled), rows = self.step(self.params, rows, inputs)
         return jax.device_get(accepted), jax.device_get(sampled), rows
 
@@ -108,10 +110,15 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     tokens[:, 0] = LAST_SAMPLED
     tokens[0, 1] = sampled.mtp_drafts[0][0]
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
-    args = lanes.params, rows, StepInputs(Batch(tokens, lengths, positions, np.int32(1)), lengths - 1, *SAMPLING)
+    batch = Batch(tokens, lengths, positions, ROWS, np.int32(1))
+    args = lanes.params, rows, StepInputs(batch, lengths - 1, *SAMPLING)
     step = verify_step(flatten(lanes.model)[0], None, None, DRAFTS)
     caches = (".key", ".value")
     seen = unaccepted_reach(
-        step, args, step_contract(verifying=True), {"args[2].batch.tokens": 1}, lambda path: path.endswith(caches)
+        step,
+        args,
+        step_contract(True, slot_map(LANES)),
+        {"args[2].batch.tokens": 1},
+        lambda path: path.endswith(caches),
     )
     assert seen.compared and not seen.reached

@@ -11,7 +11,7 @@ from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
-from hybridlm.steps.contract import step_contract
+from hybridlm.steps.contract import slot_map, step_contract
 from ir_passes.measure.unaccepted import unaccepted_reach
 from ir_passes.proof.violations import ViolationKind
 
@@ -96,7 +96,7 @@ def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps,
     found = unaccepted_reach(
         lambda *args: wrong(jnp.int32(0), *args),
         (steps.lm.engine.params, scene.rows, scene.inputs),
-        step_contract(verifying=True),
+        step_contract(True, slot_map(len(scene.lanes))),
         {"args[2].batch.tokens": 1},
         lambda path: path.endswith((".key", ".value")),
     )

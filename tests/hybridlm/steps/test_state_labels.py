@@ -20,6 +20,7 @@ from models.mixers.kv_cache import append_and_attend
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.recurrences.ssd import ssd
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneInfo
 
 Write = Callable[..., Any]
@@ -27,13 +28,19 @@ EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
 SQUARE = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
 
 
+def _put(pool: Any, slots: Any, lengths: Any, change: Write) -> Any:
+    """The pool with changed rows of the lanes that have a token."""
+    rows = take_rows(pool, slots)
+    active = (lengths > 0).reshape((-1,) + (1,) * (rows.ndim - 1))
+    return put_rows(pool, slots, jnp.where(active, change(rows), rows))
+
+
 def _transposed(right: Write) -> Write:
     """A recurrence whose new state, of lanes with a token, has key and value in each other's place."""
 
     def wrong(inputs: RecurrenceInputs, **options: Any) -> RecurrenceOutputs:
         out, new = right(inputs, **options)
-        active = jnp.any(inputs.valid, axis=1)[:, None, None, None]
-        return RecurrenceOutputs(out, jnp.where(active, jnp.swapaxes(new, 2, 3), new))
+        return RecurrenceOutputs(out, _put(new, inputs.slots, inputs.lengths, lambda rows: jnp.swapaxes(rows, 2, 3)))
 
     return wrong
 
@@ -50,14 +57,12 @@ def _swapped_caches(query: Any, key: Any, value: Any, *more: Any) -> Any:
 def _swapped_taps(x: Any, weight: Any, state: Any, info: LaneInfo, *more: Any, **options: Any) -> Any:
     """Taps and channels of a convolution state are swapped."""
     y, new = layer_conv(x, weight, state, info, *more, **options)
-    lanes, taps, channels = new.shape
-    swapped = new.swapaxes(1, 2).reshape(lanes, taps, channels)
-    return y, jnp.where((info.lengths > 0)[:, None, None], swapped, new)
+    return y, _put(new, info.slots, info.lengths, lambda rows: rows.swapaxes(1, 2).reshape(rows.shape))
 
 
 CASES = {
-    "gated delta": ("next_base", SQUARE, "models.mixers.gated_delta_net.delta_rule", _transposed(delta_rule)),
-    "kimi delta": ("kimi_base", {}, "models.mixers.kimi_delta_attention.delta_rule", _transposed(delta_rule)),
+    "gated delta": ("next_base", SQUARE, "models.ops.recurrences.delta_rule.delta_rule", _transposed(delta_rule)),
+    "kimi delta": ("kimi_base", {}, "models.ops.recurrences.delta_rule.delta_rule", _transposed(delta_rule)),
     "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd)),
     "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append_and_attend", _swapped_heads),
     "keys for values": ("next_base", {}, "models.mixers.attention.append_and_attend", _swapped_caches),
@@ -71,7 +76,7 @@ def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int, ker
     fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(directory / "config.json", EngineConfig(lanes=2, context=256, chunk=4, kernels=kernels))
-    shape = Shape("generate", 2, tokens)
+    shape = Shape("generate", 2, tokens, 2)
     step, contract = engine.programs.step(shape)
     return prove_isolation(step, engine.example_arguments(shape), contract)
 

@@ -48,7 +48,7 @@ PLATFORMS = [
     pytest.param("nvidia-h100", marks=pytest.mark.target_cuda),
     pytest.param("tpu-v5e", marks=pytest.mark.target_tpu),
 ]
-STEPS = [Shape("generate", 4, 8), Shape("generate", 4, 1)]
+STEPS = [Shape("generate", 4, 8, 4), Shape("generate", 4, 1, 4)]
 
 
 @pytest.mark.parametrize("target", PLATFORMS)
@@ -62,7 +62,7 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
 
 @pytest.mark.target_cuda
 @pytest.mark.parametrize(
-    ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8)), ("falcon_base", Shape("verify", 4, 5))]
+    ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8, 4)), ("falcon_base", Shape("verify", 4, 5, 4))]
 )
 def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
     """Products on a mesh transpose the window of Mamba2's convolution; a copy used to transpose the new state back."""
@@ -95,7 +95,7 @@ def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, 
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     found = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
-    (one,) = report_on(found, [Shape("generate", 64, 1)]).steps
+    (one,) = report_on(found, [Shape("generate", 64, 1, 64)]).steps
     assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
     assert one.floor_moved is not None and one.floor_moved < one.moved < 2.2 * one.floor_moved
 
@@ -114,7 +114,7 @@ def test_other_tpus(target: str) -> None:
 
 def one_decode_step(target: str) -> None:
     found = engine("dense_interval", target)
-    (one,) = report_on(found, [Shape("generate", 4, 1)]).steps
+    (one,) = report_on(found, [Shape("generate", 4, 1, 4)]).steps
     assert not one.faults and one.certificate is not None and one.certificate.not_audited is None
     assert one.certificate.versions.device == read_target(target).device_kind
 
@@ -137,7 +137,11 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
         packed = target_engine(
             read_target("nvidia-h100"), EngineConfig(kernels="auto", **of), config=config, recipe=recipe
         )
-        steps = [Shape("generate", 16, 1), Shape("generate", packed.prefill_rows, 256), Shape("score", 16, 64, 0)]
+        steps = [
+            Shape("generate", 16, 1, 16),
+            packed.generating(packed.prefill_lanes, 256),
+            Shape("score", 16, 64, 16, 0),
+        ]
         found[scheme] = report_on(packed, steps).steps
     for plain, packed in zip(found[None], found["int8"], strict=True):
         assert packed.faults == () and packed.certificate is not None
@@ -168,14 +172,15 @@ def two_live_values(executable: Executable, live: LiveValues, bound: BoundContra
 
 
 def successor_elsewhere(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    aliases = executable.module.aliases
-    return replace(executable, module=replace(executable.module, aliases=aliases[1:]))
+    aliases = dict(list(executable.module.aliases.items())[1:])
+    return replace(executable, module=replace(executable.module, aliases=aliases))
 
 
 def swapped_successors(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    first, second, *rest = executable.module.aliases
-    swapped = replace(first, output=second.output), replace(second, output=first.output)
-    return replace(executable, module=replace(executable.module, aliases=(*swapped, *rest)))
+    aliases = executable.module.aliases
+    first, second, *_ = aliases
+    swapped = {**aliases, first: aliases[second], second: aliases[first]}
+    return replace(executable, module=replace(executable.module, aliases=swapped))
 
 
 def outside_its_allocation(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
@@ -256,7 +261,7 @@ def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
             return programs[-1]
 
         patch.setattr(compiling, "compile_with_assignment", noted)
-        step = found.program(Shape("generate", 4, 1))
+        step = found.program(Shape("generate", 4, 1, 4))
     return read(programs[0].compiled, programs[0].dump), step.calling.compiled_bound(step.bound)
 
 

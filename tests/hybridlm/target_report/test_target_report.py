@@ -20,13 +20,14 @@ from jax.experimental import topologies
 from typer.testing import CliRunner, Result
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli import verify_target
+from hybridlm.cli import verify_report
 from hybridlm.cli.main import app
 from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.progress import counting_progress
+from hybridlm.rows.parts import PartShape
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
 from hybridlm.target_report.step_report import Floor, floor_of, step_report
@@ -37,12 +38,13 @@ from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
+from models.mixers.kv_cache import KVCache
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SIZES: dict[str, Any] = {"lanes": 4, "context": 256, "chunk": 8, "dtype": "float32"}
-SHAPES = DECODE, COPY = Shape("generate", 4, 1), CopyShape(4, 4)
+SHAPES = DECODE, KEEP = Shape("generate", 4, 1, 4), PartShape("state", True, 4, 1)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_floor_of_experts_and_keys() -> None:
     table = 97 * 32
     kept = model.state_size(found.row_arrays.dtype)
     vectors = sum(one.size for one in found.params if one.ndim < 2)
-    one = floor(found, Shape("generate", 1, 1))
+    one = floor(found, Shape("generate", 1, 1, 1))
     stored = sum(one.size * one.dtype.itemsize for one in found.params)
     assert every > experts == 2 * 8 * 3 * 16 * 32
     cached = kept.token * (2 * KV_BLOCK + 1)
@@ -116,7 +118,7 @@ def test_floor_of_experts_and_keys() -> None:
 def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
     """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
-    shape = Shape("generate", 1, 1)
+    shape = Shape("generate", 1, 1, 1)
     before, after = floor(plain, shape), floor(packed, shape)
     assert after.flops == before.flops
     saved = 0
@@ -130,10 +132,10 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
 
 def test_floor_of_prompts_samples_one_token() -> None:
     found = engine("dense_interval")
-    prompt, score = floor(found, Shape("generate", 4, 8)), floor(found, Shape("score", 4, 8, 0))
+    prompt, score = floor(found, Shape("generate", 4, 8, 4)), floor(found, Shape("score", 4, 8, 4, 0))
     head = 97 * 32
     assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
-    assert floor_of(found.row_arrays.model, COPY, found.placement, found.row_arrays.dtype, 256) is None
+    assert floor_of(found.row_arrays.model, KEEP, found.placement, found.row_arrays.dtype, 256) is None
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +207,9 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
     step: Any = SimpleNamespace(kernels=Kernels(found), certificate=None)
+    keys: Any = jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32")
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
-        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK)
+        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (KVCache(keys, None),))
         assert (report.turns, report.kernels, report.moved, report.flops) == (turns, 1, *[1 + 10 * turns] * 2)
 
 
@@ -229,7 +232,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
 
 
 def test_step_that_is_not_compiled_is_a_fault_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = CopyShape(4, 2), COPY
+    shapes = PartShape("state", True, 2, 1), KEEP
     compiling(monkeypatch, "RESOURCE_EXHAUSTED: 83G exceeds 16G\nmore")
     found = report_on(engine(), shapes)
     assert not found.good and [bool(one.faults) for one in found.steps] == [True, False]
@@ -281,19 +284,19 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     found = engine("sparse_base", target)
-    for shape in (DECODE, Shape("generate", 4, 8), COPY):
+    for shape in (DECODE, Shape("generate", 4, 8, 4), KEEP):
         step, _ = found.programs.step(shape)
         program = jax.make_jaxpr(step)(*found.example_arguments(shape))
         written = [one for one in ir.all_eqns(program.jaxpr) if one.primitive.name == "scatter"]
         shared = [ir.source_of(one) for one in written if not one.params["unique_indices"]]
-        assert (written or shape is COPY) and shared == []
+        assert (written or shape is KEEP) and shared == []
 
 
 def test_progress_is_told_before_each_step(kept: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
     told: list[tuple[int, str]] = []
     report_on(engine(), SHAPES, lambda done, name: told.append((done, name)))
-    assert told == [(0, "generate 4x1"), (1, "copy 4 to 4")]
+    assert told == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
 
 
 def run(*options: str) -> Result:
@@ -306,20 +309,20 @@ CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
-    monkeypatch.setattr(verify_target, "shapes_of", lambda engine: SHAPES)
+    monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
-    assert "generate 4x1" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
+    assert "generate 4x1 of 4" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
     assert "GFLOP" in result.output and "…" not in result.output
     assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == [
-        "copy-4-to-4.json",
-        "generate-4x1.json",
+        "generate-4x1-of-4.json",
+        "keep-a-state-of-4.json",
     ]
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     found = from_json(TargetReport, result.output)
     assert result.exit_code == 0 and found.good and len(found.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
-    monkeypatch.setattr(verify_target, "read_target", lambda name: small)
+    monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
     assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
 
@@ -354,7 +357,7 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
-    assert told == ["compiling generate 4x1 for nvidia-h100:2"]
+    assert told == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
     text = page.read_text()
     assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
     assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"

@@ -67,7 +67,7 @@ def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path:
     written = tmp_path / "inspected.html"
     settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
     done = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
-    assert done.exit_code == 0 and "generate 3x1, certified" in done.stdout, done.output
+    assert done.exit_code == 0 and "generate 3x1 of 3, certified" in done.stdout, done.output
     picture, requests = opened(written.read_text(encoding="utf-8"), tmp_path)
     assert not requests
     assert drawn(picture) > 1000

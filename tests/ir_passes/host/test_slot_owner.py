@@ -1,4 +1,4 @@
-"""Rows have one holder at a time: every way to break that raises, and the arrays handed out never change."""
+"""Each row has one holder: every violation raises, and bound arrays never change."""
 
 import copy
 import gc
@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from ir_passes import SlotMap
-from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, bind_local
+from ir_passes.host.local_slots import bind_local
+from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted
 
 
 def row_of(owner: SlotOwner, slot: Slot) -> int:
@@ -40,14 +41,14 @@ def test_exhaustion_says_how_many() -> None:
 
 def test_a_dropped_token_is_a_leak_that_is_named() -> None:
     owner = SlotOwner(3)
-    kept, _ = owner.acquire(), owner.acquire()
+    saved, _ = owner.acquire(), owner.acquire()
     del _
     gc.collect()
     with pytest.raises(SlotsExhausted, match=r"1 of them by tokens that were dropped without release: rows \[2\]"):
         owner.acquire()
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.DROPPED,)):
         owner.check_integrity()
-    owner.release(kept)
+    owner.release(saved)
 
 
 def test_double_release() -> None:
@@ -86,15 +87,15 @@ def test_all_faults_in_one_message() -> None:
     owner.release(dead)
     with pytest.raises(SlotError) as error:
         owner.bind([dead, live, live, foreign, 2], 4)  # pyright: ignore[reportArgumentType]  # wrong on purpose
-    found = [(one.id, one.about) for one in error.value.faults]
-    assert found == [
+    results = [(fault.id, fault.about) for fault in error.value.faults]
+    assert results == [
         (SlotFault.LANES, ""),
         (SlotFault.RELEASED, "lane 0"),
         (SlotFault.FOREIGN, "lane 3"),
         (SlotFault.NO_TOKEN, "lane 4"),
         (SlotFault.SHARED, "lanes [1, 2]"),
     ]
-    assert all(one.sentence in str(error.value) for one in error.value.faults)
+    assert all(fault.sentence in str(error.value) for fault in error.value.faults)
 
 
 def test_a_moved_slot_leaves_a_dead_token() -> None:
@@ -138,29 +139,29 @@ def test_a_running_step_keeps_its_rows_while_the_host_goes_on() -> None:
     busy = jax.jit(lambda x, rows: ((x @ x @ x @ x).sum() * jnp.float32(0), rows))
     x = jnp.ones((500, 500))
     busy(x, owner.bind(slots, 8))[1].block_until_ready()
-    seen, want = [], []
+    calls, want = [], []
     for _ in range(8):
         slots = slots[1:] + slots[:1]
         array = owner.bind(slots, 8)
         want.append(array.tolist())
-        seen.append(busy(x, array)[1])
+        calls.append(busy(x, array)[1])
         del array
-    assert [rows.tolist() for rows in seen] == want
+    assert [rows.tolist() for rows in calls] == want
 
 
 def test_threads_never_hold_the_same_row() -> None:
     owner = SlotOwner(17)
-    clashes, held, lock = [], set(), threading.Lock()
+    clashes, contents, lock = [], set(), threading.Lock()
 
     def work() -> None:
         for _ in range(200):
             slot = owner.acquire()
             row = row_of(owner, slot)
             with lock:
-                clashes.extend([row] if row in held else [])
-                held.add(row)
+                clashes.extend([row] if row in contents else [])
+                contents.add(row)
             with lock:
-                held.discard(row)
+                contents.discard(row)
             owner.release(slot)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -180,13 +181,13 @@ def test_integrity_finds_a_broken_free_list(fault: str) -> None:
     row = row_of(owner, slot)
     match fault:
         case "duplicate in the free list":
-            owner._free.append(owner._free[0])
+            owner._free[0].append(owner._free[0][0])
         case "free and held":
-            owner._free.append(row)
+            owner._free[0].append(row)
         case "lost row":
-            owner._free.pop()
+            owner._free[0].pop()
         case _:
-            owner._free[0] = NULL_ROW
+            owner._free[0][0] = NULL_ROW
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.STATES,)):
         owner.check_integrity()
 
@@ -251,7 +252,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def conserved(self) -> None:
         self.owner.check_integrity()
-        assert self.owner.free == 6 - len(self.rows)
+        assert (self.owner.free, self.owner.held) == (6 - len(self.rows), len(self.rows))
 
 
 TestMachine = Machine.TestCase
@@ -264,6 +265,25 @@ def test_rows_of_two_maps_that_are_declared_disjoint() -> None:
     np.testing.assert_array_equal(owner.bind(snapshots, 2, "write", beside=running), [3, 0])
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NOT_DISJOINT,)):
         owner.bind([snapshots[0], running[0]], 2, "write", beside=running)
+
+
+def test_rows_are_taken_from_the_part_with_the_most_free_rows() -> None:
+    owner = SlotOwner(6, "state", null=False, parts=3)
+    slots = [owner.acquire() for _ in range(6)]
+    rows = [row_of(owner, slot) for slot in slots]
+    assert [row // 2 for row in rows] == [0, 1, 2, 0, 1, 2] and sorted(rows) == list(range(6))
+    with pytest.raises(SlotsExhausted, match="all 6 rows are held"):
+        owner.acquire()
+    for number in (4, 1, 3):
+        owner.release(slots.pop(number))
+    assert [row_of(owner, slot) for slot in (owner.acquire(), owner.acquire(), owner.acquire())] == [3, 2, 5]
+    owner.check_integrity()
+
+
+@pytest.mark.parametrize("size, null, parts", [(5, False, 2), (4, True, 2)])
+def test_parts_are_equal_and_have_no_null_row(size: int, null: bool, parts: int) -> None:
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SIZE,)):
+        SlotOwner(size, null=null, parts=parts)
 
 
 def test_rows_within_a_device() -> None:

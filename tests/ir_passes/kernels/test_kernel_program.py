@@ -31,12 +31,12 @@ def read(step: Any, *args: Any) -> Any:
 def test_plain_form_computes_what_the_kernel_does(program: Program):
     for seed in range(4):
         args = program.args(seed)
-        if any(np.ndim(one) == 1 and np.asarray(one).dtype == np.int32 and (one == 0).sum() > 1 for one in args):
+        if any(np.ndim(arg) == 1 and np.asarray(arg).dtype == np.int32 and (arg == 0).sum() > 1 for arg in args):
             continue  # several lanes on the null row: its content is arbitrary
         plain = read(program.step, *args)
         assert len(plain.read) == 1 and not plain.unread
-        for one, other in zip(ir.as_function(plain.program)(*args), program.step(*args), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        for item, other in zip(ir.as_function(plain.program)(*args), program.step(*args), strict=True):
+            np.testing.assert_allclose(item, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -111,9 +111,9 @@ def copied(x: Any, out: Any) -> None:
 
 def with_semaphore(x: Any, out: Any) -> None:
     def copy(semaphore: Any) -> None:
-        made = pltpu.make_async_copy(x, out, semaphore)
-        made.start()
-        made.wait()
+        result = pltpu.make_async_copy(x, out, semaphore)
+        result.start()
+        result.wait()
 
     pl.run_scoped(copy, pltpu.SemaphoreType.DMA)
 

@@ -21,16 +21,14 @@ def table(live: Liveness) -> str:
 def chain(x):
     a = x + 1
     b = a * 2
-    c = jnp.sin(a)
-    return b - c
+    return b - jnp.sin(a)
 
 
 def viewed(x):
     a = jnp.exp(x)
     b = a.reshape(8, 4)[None].squeeze(0)
     c = jnp.sin(x)
-    d = jnp.cos(c)
-    return d.reshape(-1) + b.reshape(-1)
+    return jnp.cos(c).reshape(-1) + b.reshape(-1)
 
 
 def output_viewed(x):
@@ -48,8 +46,8 @@ def dead(x):
     return jnp.sin(x)
 
 
-def input_viewed(x):
-    return jnp.sin(x.reshape(-1)) + 1
+input_viewed = lambda x: jnp.sin(x.reshape(-1)) + 1
+called = lambda x: jax.jit(lambda x: jnp.sin(x) * 2)(x) + 1
 
 
 def bits(x):
@@ -65,10 +63,6 @@ def moved(x):
 def permuted_reshape(x):
     a = x + 1
     return jax.lax.reshape(a, (32,), dimensions=(1, 0)) + 1
-
-
-def called(x):
-    return jax.jit(lambda x: jnp.sin(x) * 2)(x) + 1
 
 
 TABLES = {

@@ -38,9 +38,13 @@ DecodeAttention part_of(DecodeAttention step, int64_t lane, int64_t token) {
   step.new_keys += at * step.kv_heads * step.key;
   if (step.new_values) step.new_values += at * step.kv_heads * step.value;
   step.out += at * step.heads * step.value;
-  const int64_t row = lane * step.kv_heads * step.context;
-  step.keys = static_cast<Number*>(step.keys) + row * step.key;
-  step.values = static_cast<Number*>(step.values) + row * step.value_stride();
+  if (step.slots == nullptr) {
+    const int64_t row = lane * step.kv_heads * step.context;
+    step.keys = static_cast<Number*>(step.keys) + row * step.key;
+    step.values = static_cast<Number*>(step.values) + row * step.value_stride();
+  } else {
+    step.slots += lane;
+  }
   step.lengths += lane;
   step.positions += lane;
   step.lanes = 1;
@@ -50,18 +54,21 @@ DecodeAttention part_of(DecodeAttention step, int64_t lane, int64_t token) {
 template <typename Number>
 class Case {
  public:
-  Case(std::string name, const AttendForms& forms, const Sizes& s, bool shared, bool at_end)
+  Case(std::string name, const AttendForms& forms, const Sizes& s, bool shared, bool by_slot, bool at_end)
       : name_(std::move(name)),
         forms_(forms),
         s_(s),
         shared_(shared),
+        by_slot_(by_slot),
+        rows_(s.lanes + (by_slot ? 3 : 0)),
+        slots_(s.lanes, at_end),
         lengths_(s.lanes, at_end),
         positions_(s.lanes, at_end),
         query_(s.lanes * s.tokens * s.heads * s.key, at_end),
         new_keys_(s.lanes * s.tokens * s.kv_heads * s.key, at_end),
         new_values_(s.lanes * s.tokens * s.kv_heads * (shared ? 0 : s.value), at_end),
-        keys_(s.lanes * s.kv_heads * s.context * s.key, at_end),
-        values_(shared ? 0 : s.lanes * s.kv_heads * s.context * s.value, at_end),
+        keys_(rows_ * s.kv_heads * s.context * s.key, at_end),
+        values_(shared ? 0 : rows_ * s.kv_heads * s.context * s.value, at_end),
         out_(s.lanes * s.tokens * s.heads * s.value, at_end) {
     std::mt19937 random(static_cast<unsigned>(s.key * 1000 + s.value * 10 + s.tokens));
     std::normal_distribution<float> normal;
@@ -73,19 +80,22 @@ class Case {
     // Ends around those of blocks, and of the context, behind which tokens are not written.
     const int64_t ends[] = {1, 7, ATTENTION - 1, ATTENTION, ATTENTION + 1, 2 * ATTENTION + 1, s.context, s.context + 1};
     for (int64_t lane = 0; lane < s.lanes; ++lane) {
+      slots_[lane] = static_cast<int32_t>(rows_ - 1 - (lane + 3) % s.lanes);
       lengths_[lane] = static_cast<int32_t>(lane % 4 == 1 ? 0 : lane % 4 == 2 ? 1 : lane % 4 == 3 ? (s.tokens + 1) / 2 : s.tokens);
       const int64_t first = ends[lane % 8] - lengths_[lane];
       positions_[lane] = static_cast<int32_t>(first < 0 ? 0 : first);
       fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
-      fill_cache(lane, positions_[lane], NOT_A_NUMBER);
+      fill_cache(row_of(lane), positions_[lane], NOT_A_NUMBER);
     }
+    // The rows of no lane.
+    for (int64_t row = 0; row < rows_ - s.lanes; ++row) fill_cache(row, 0, NOT_A_NUMBER);
     keep_start();
   }
 
   DecodeAttention step() {
-    return {lengths_.data(), positions_.data(), query_.data(), new_keys_.data(), shared_ ? nullptr : new_values_.data(),
-            keys_.data(), shared_ ? keys_.data() : values_.data(), out_.data(), s_.lanes, s_.tokens, s_.heads,
-            s_.kv_heads, s_.key, s_.value, s_.context};
+    return {by_slot_ ? slots_.data() : nullptr, lengths_.data(), positions_.data(), query_.data(), new_keys_.data(),
+            shared_ ? nullptr : new_values_.data(), keys_.data(), shared_ ? keys_.data() : values_.data(), out_.data(),
+            s_.lanes, s_.tokens, s_.heads, s_.kv_heads, s_.key, s_.value, s_.context};
   }
 
   struct Result {
@@ -140,7 +150,7 @@ class Case {
         const std::vector<Number> keys = start_keys_, values = start_values_;
         fill_tokens(lane, 0, other);
         begin();
-        fill_cache(lane, 0, other);
+        fill_cache(row_of(lane), 0, other);
         keep_start();
         const Result found = run(alone);
         check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
@@ -163,13 +173,15 @@ class Case {
     check(!late.waiting.empty(), name_ + ": too small for threads");
     for (auto* one : {&query_, &new_keys_, &new_values_, &out_}) one->allow(PROT_NONE);
     for (auto* one : {&keys_, &values_}) one->allow(PROT_NONE);
-    for (auto* one : {&lengths_, &positions_}) one->allow(PROT_NONE);
+    for (auto* one : {&slots_, &lengths_, &positions_}) one->allow(PROT_NONE);
     for (auto& work : late.waiting) work();
   }
 
  private:
   // Positions of a block (ATTENTION_BLOCK).
   static constexpr int64_t ATTENTION = 32;
+
+  int64_t row_of(int64_t lane) { return by_slot_ ? slots_[lane] : lane; }
 
   template <typename T>
   static std::vector<T> copied(Guarded<T>& one) {
@@ -190,20 +202,22 @@ class Case {
       std::fill_n(one->data() + (lane * s_.tokens + first) * size, (s_.tokens - first) * size, number);
     }
   }
-  void fill_cache(int64_t lane, int64_t first, float number) {
+  void fill_cache(int64_t row, int64_t first, float number) {
     for (auto* one : {&keys_, &values_}) {
-      const int64_t size = one->size() / (s_.lanes * s_.kv_heads * s_.context);
-      for (int64_t head = lane * s_.kv_heads; head < (lane + 1) * s_.kv_heads; ++head)
+      const int64_t size = one->size() / (rows_ * s_.kv_heads * s_.context);
+      for (int64_t head = row * s_.kv_heads; head < (row + 1) * s_.kv_heads; ++head)
         for (int64_t k = std::min(first, s_.context) * size; k < s_.context * size; ++k)
           cpu_kernels::keep(number, one->data() + head * s_.context * size + k);
     }
   }
   bool same_lane(const Result& one, const Result& other, int64_t lane) {
-    const auto equal = [&](const auto& a, const auto& b) {
-      const int64_t size = static_cast<int64_t>(a.size()) / s_.lanes;
-      return bits(a, b, lane * size, size);
+    const auto equal = [&](const auto& a, const auto& b, int64_t row, int64_t rows) {
+      const int64_t size = static_cast<int64_t>(a.size()) / rows;
+      return bits(a, b, row * size, size);
     };
-    return equal(one.out, other.out) && (!lengths_[lane] || (equal(one.keys, other.keys) && equal(one.values, other.values)));
+    const int64_t row = row_of(lane);
+    return equal(one.out, other.out, lane, s_.lanes) &&
+           (!lengths_[lane] || (equal(one.keys, other.keys, row, rows_) && equal(one.values, other.values, row, rows_)));
   }
   void same(const Result& one, const Result& other, const std::string& how) {
     check(bits(one.out, other.out, 0, out_.size()) && bits(one.keys, other.keys, 0, keys_.size()) &&
@@ -237,7 +251,7 @@ class Case {
     for (int64_t lane = 0; lane < s_.lanes; ++lane)
       for (int64_t token = 0; token < lengths_[lane] && positions_[lane] + token < s_.context; ++token)
         for (int64_t k = 0; k < s_.kv_heads * size; ++k) {
-          const int64_t row = (lane * s_.kv_heads + k / size) * s_.context + positions_[lane] + token;
+          const int64_t row = (row_of(lane) * s_.kv_heads + k / size) * s_.context + positions_[lane] + token;
           cpu_kernels::keep(fresh[(lane * s_.tokens + token) * s_.kv_heads * size + k], &expected[row * size + k % size]);
         }
     check(bits(expected, found, 0, static_cast<int64_t>(found.size())), name_ + ": other keys or values are written");
@@ -259,7 +273,7 @@ class Case {
 
   // One row beside float64; `size` bounds what is added up.
   void row_numbers(const Result& found, int64_t lane, int64_t kv_head, int64_t seen, int64_t row, const float* out) {
-    const int64_t first = (lane * s_.kv_heads + kv_head) * s_.context;
+    const int64_t first = (row_of(lane) * s_.kv_heads + kv_head) * s_.context;
     std::vector<double> weight(static_cast<size_t>(seen));
     double top = -std::numeric_limits<double>::infinity(), total = 0, of_score = 0;
     for (int64_t at = 0; at < seen; ++at) {
@@ -292,8 +306,9 @@ class Case {
   std::string name_;
   const AttendForms& forms_;
   Sizes s_;
-  bool shared_;
-  Guarded<int32_t> lengths_, positions_;
+  bool shared_, by_slot_;
+  int64_t rows_;
+  Guarded<int32_t> slots_, lengths_, positions_;
   Guarded<float> query_, new_keys_, new_values_;
   Guarded<Number> keys_, values_;
   Guarded<float> out_;
@@ -316,13 +331,13 @@ void check_form(const std::string& set, const AttendForms& forms, const std::str
         const bool shared = value <= key && number % 3 == 0;
         // A context of less than a block, of whole blocks, and of some more.
         const Sizes sizes{8, tokens, all, kv, key, value, number % 5 == 0 ? 29 : number % 5 == 1 ? 64 : 75};
-        Case<Number> one(name(sizes, shared), forms, sizes, shared, number % 4 < 2);
+        Case<Number> one(name(sizes, shared), forms, sizes, shared, number % 3 != 1, number % 4 < 2);
         one.all();
         if (number % 11 == 0) one.every_lane_disturbed();
       }
   for (const bool shared : {false, true})
     for (const Sizes& sizes : {Sizes{9, 1, 6, 2, 128, 128, 160}, Sizes{5, 16, 6, 1, 80, 64, 192}}) {
-      Case<Number> large(name(sizes, shared), forms, sizes, shared, !shared);
+      Case<Number> large(name(sizes, shared), forms, sizes, shared, shared, !shared);
       large.all();
       if (!brief) large.every_lane_disturbed();
       large.late_threads();

@@ -1,4 +1,4 @@
-"""Factors on the embedding are rounded before a layer adds to it, whatever else a program computes."""
+"""Embedding factors are rounded before a layer adds, whatever else is computed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Classes that config.json names: each family computes those that it lists, and every other one is refused by name."""
+"""Classes of config.json: families compute their listed classes, and refuse others by name."""
 
 import json
 from pathlib import Path

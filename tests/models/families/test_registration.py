@@ -78,8 +78,8 @@ def test_commands_read_entry_points_but_not_of_the_working_directory(tmp_path: P
         command, cwd=tmp_path, env=env | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
     )
     assert "outside 1.2" in installed.stdout and "lfm2_vl" in installed.stdout
-    inside = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    assert "outside" not in inside.stdout and "lfm2_moe" in inside.stdout
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert "outside" not in run.stdout and "lfm2_moe" in run.stdout
 
 
 @pytest.mark.parametrize("module", ["raise RuntimeError('broken')", "OUTSIDE = 3"], ids=["raises", "no family"])
@@ -105,8 +105,7 @@ def test_state_formulas_are_those_of_models(name: str) -> None:
         for node in stateful
         for path, array in jax.tree_util.tree_leaves_with_path(node.state_arrays())
     }
-    formulas = dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas())
-    assert formulas == arrays
+    assert dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas()) == arrays
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

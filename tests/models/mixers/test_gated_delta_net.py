@@ -1,4 +1,4 @@
-"""The Gated DeltaNet layer: all tokens at once equal one at a time, at every length and head ratio."""
+"""Gated DeltaNet: all tokens at once equal single tokens, for every length and head ratio."""
 
 import numpy as np
 import pytest
@@ -32,6 +32,6 @@ def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
 
 
 def test_widths_of_the_published_35b_model() -> None:
-    """The scratch of one token is wider than the layer's output: what undersized buffers forget."""
+    """One token's scratch is wider than the layer's output."""
     config = GatedDeltaNetConfig(16, 32, 128, 128, 4, 1e-6)
     assert (config.channels, config.value_width) == (8192, 4096)

@@ -1,4 +1,4 @@
-"""Kimi Delta Attention: all tokens at once as one at a time, and its two forms of decay."""
+"""Kimi Delta Attention: chunked equality, and both forms of decay."""
 
 import jax
 import numpy as np

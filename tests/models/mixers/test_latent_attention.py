@@ -75,7 +75,7 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("config", [PLAIN, GATED, COMPRESSED, ON_A_TPU])
 def test_equals_attention_with_keys_and_values_written_out(config: LatentAttentionConfig) -> None:
-    """A sequence longer than a block of the cache, beside a short one, in a cache full of NaN."""
+    """A sequence longer than a cache block next to a short one, over NaN."""
     mixer, lengths = layer(config), np.array([KV_BLOCK + 5, 3], np.int32)
     x = np.random.default_rng(0).normal(size=(2, KV_BLOCK + 5, HIDDEN)).astype(np.float32)
     x[1, 3:] = np.nan

@@ -1,4 +1,4 @@
-"""Kernels for attention of a few tokens on CPUs, as XLA calls them: numbers, declarations, caches in place."""
+"""CPU kernels for attention of few tokens under XLA: numbers, declarations, caches in place."""
 
 import itertools
 from dataclasses import replace
@@ -13,9 +13,10 @@ from calls_in_place import check_a_call_beside_is_found
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
-from hybridlm.steps.contract import KERNEL_CALLS
+from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import IsolationError, Lane, LaneContract, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
+from models.cpu_kernels.library import BY_SLOT
 from models.mixers.kv_cache import KVCache, append_and_attend
 from models.ops.decode_attention_cpu import (
     ATTENTION,
@@ -35,11 +36,14 @@ POSITIONS = (0, 5, 30, 31, 32, 127, 250, CONTEXT - 1)
 """Position of each lane's first token. The second lane is idle; the last tokens of the last one are past the end."""
 KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 17)}
 """Heads, key/value heads, sizes of key and value."""
-_KEYS, _VALUES = KERNEL_CALLS[ATTENTION].inputs[5:]
+_KEYS, _VALUES = kernel_calls()[ATTENTION].inputs[6:]
 CONTRACTS = {
-    kind: LaneContract((pools, Lane(role="length"), Lane()), (Lane(), pools), opaque=KERNEL_CALLS)
+    kind: LaneContract((pools, Lane(role="length"), Lane()), (Lane(), pools), opaque=kernel_calls())
     for kind, pools in {"grouped": (_KEYS, _VALUES), "odd": (_KEYS, _VALUES), "latent": (_KEYS, None)}.items()
 }
+ROWS = 11
+SLOTS = np.array([10, 9, 0, 4, 1, 7, 3, 8], np.int32)
+"""Row of each lane in a pool; the idle second lane is on a row of its own."""
 
 
 of: Any = AttentionInputs
@@ -47,7 +51,7 @@ of: Any = AttentionInputs
 
 
 def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
-    """Random lanes at different positions; padding tokens, and the caches from each position on, are NaN."""
+    """Random lanes at different positions; padding and unwritten cache positions are NaN."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes = len(POSITIONS)
@@ -71,10 +75,19 @@ def kernel(kind: str, operands: AttentionInputs, **settings: Any) -> Any:
     return jax.jit(partial(decode_attention_cpu, value_size=KINDS[kind][3], **settings))(operands)
 
 
+def by_slot(operands: AttentionInputs) -> AttentionInputs:
+    """The same caches in rows of a pool, in another order; all other rows are NaN."""
+
+    def pool(rows: jax.Array) -> jax.Array:
+        return jnp.full((ROWS, *rows.shape[1:]), jnp.nan, rows.dtype).at[SLOTS].set(rows)
+
+    return operands._replace(caches=jax.tree.map(pool, operands.caches), slots=jnp.asarray(SLOTS))
+
+
 def operation(kind: str, devices: Devices, operands: AttentionInputs, blocks: Any = CONTEXT // 128) -> Any:
-    query, key, value, caches, lengths, positions = operands
+    query, key, value, caches, lengths, positions, slots = operands
     valid = jnp.arange(operands.query.shape[1])[None] < lengths[:, None]
-    info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks)
+    info = LaneInfo(lengths, positions, valid, jnp.zeros(len(lengths), bool), blocks, slots=slots)
     return append_and_attend(query, key, value, KVCache(*caches), info, KINDS[kind][3], devices)
 
 
@@ -97,6 +110,25 @@ def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> 
         assert np.isfinite(result).all()
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("devices", [HERE, Devices()], ids=["kernel", "plain"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_by_slot(kind: str, dtype: Any, devices: Devices) -> None:
+    """Rows that no lane names, and those of idle lanes, keep their bits."""
+    operands = inputs(kind, 3, dtype)
+    pool = by_slot(operands)
+    (result, caches), (expected, rows) = (jax.jit(partial(operation, kind, devices))(x) for x in (pool, operands))
+    np.testing.assert_array_equal(result, expected)
+    busy = np.delete(np.arange(len(SLOTS)), 1)
+    for before, after, of_lanes in zip(*map(jax.tree.leaves, (pool.caches, caches, rows)), strict=True):
+        same(after, before.at[SLOTS[busy]].set(of_lanes[busy]))
+    for wrong in ([10, 9, 0, 11, 1, 7, 3, 8], [10, 9, -1, 4, 1, 7, 3, 8], [10, 9, 4, 4, 1, 7, 3, 8]):
+        if devices is HERE:
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
+                jax.block_until_ready(kernel(kind, pool._replace(slots=jnp.array(wrong, jnp.int32))))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_together_and_one_by_one(kind: str) -> None:
     tokens = 40  # more query rows than are computed together
@@ -113,7 +145,7 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_keep_their_bits(kind: str) -> None:
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = inputs(kind, 3)
     expected = kernel(kind, operands)
     lanes = range(len(POSITIONS))
@@ -130,11 +162,14 @@ def test_lanes_keep_their_bits(kind: str) -> None:
 def test_attention_chooses_it() -> None:
     def calls(kind: str, operands: AttentionInputs, devices: Devices = HERE) -> list[str]:
         traced = str(jax.make_jaxpr(partial(operation, kind, devices))(operands, np.int32(2)))
-        return [name for name in (ATTENTION, LATENT_ATTENTION) if f"target_name={name}\n" in traced]
+        targets = (target + end for target in (ATTENTION, LATENT_ATTENTION) for end in ("", BY_SLOT))
+        return [name for name in targets if f"target_name={name}\n" in traced]
 
     for tokens in (1, 40):
         assert calls("grouped", inputs("grouped", tokens)) == [ATTENTION]
         assert calls("latent", inputs("latent", tokens)) == [LATENT_ATTENTION]
+        assert calls("grouped", by_slot(inputs("grouped", tokens))) == [ATTENTION + BY_SLOT]
+        assert calls("latent", by_slot(inputs("latent", tokens))) == [LATENT_ATTENTION + BY_SLOT]
     operands = inputs("grouped", 1)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="tpu", kernels="auto")):
         assert not calls("grouped", operands, other)
@@ -186,7 +221,7 @@ def step(caches: Any, lengths: Any, rest: Any, value_size: int = 16) -> Any:
 
 
 def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
-    *rest, caches, lengths, positions = inputs(kind, tokens, jnp.bfloat16)
+    *rest, caches, lengths, positions, _ = inputs(kind, tokens, jnp.bfloat16)
     return caches, lengths, (*rest, positions)
 
 
@@ -203,6 +238,23 @@ def test_step_is_certified_and_in_place(kind: str) -> None:
     result = compiled(caches, *args[1:])
     assert [array.unsafe_buffer_pointer() for array in jax.tree.leaves(result[1])] == where
     same(result, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_step_by_slot_is_certified_and_in_place(kind: str) -> None:
+    *rest, caches, lengths, positions, slots = by_slot(inputs(kind, 2, jnp.bfloat16))
+
+    def form(caches: Any, lengths: Any, rest: Any, slots: Any, shift: int = 0) -> Any:
+        operands = of(*rest[:3], caches, lengths, rest[3], jnp.roll(slots, shift))
+        return decode_attention_cpu(operands, KINDS[kind][3])
+
+    inputs_, outputs = CONTRACTS[kind].inputs, CONTRACTS[kind].outputs
+    contract = LaneContract((*inputs_, slot_map(ROWS)), outputs, opaque=kernel_calls(slot_map(ROWS)))
+    args = caches, lengths, (*rest, positions), slots
+    certificate = compile_step(form, args, contract).certificate
+    assert {"idle", "dimensions"} <= {statement.id for statement in certificate.proved} and certificate.copies == ()
+    with pytest.raises(IsolationError):
+        prove_isolation(partial(form, shift=1), args, contract)
 
 
 def test_proof_believes_the_declaration_and_nothing_more() -> None:

@@ -1,4 +1,4 @@
-"""The kernel for attention of a few tokens computes what the plain form does, and keeps lanes apart."""
+"""The kernel for attention of few tokens equals the plain form and separates lanes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import Lane, LaneContract, Pool
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.statements import Note
 from ir_passes.proof.lane_proof import prove_isolation
 from models.mixers.kv_cache import KVCache, attend
@@ -25,7 +25,7 @@ KINDS = {"grouped": (6, 2, 16, 32), "one head": (1, 1, 32, 16), "latent": (4, 1,
 def operands(
     kind: str, tokens: int, dtype: Any = jnp.float32, context: int = CONTEXT, lengths: Sequence[int] = LENGTHS
 ) -> tuple[Any, ...]:
-    """Random lanes of different lengths, behind whose last token the caches hold NaN; the first one is idle."""
+    """Random lanes of different lengths over NaN; the first is idle."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes, ends = len(lengths), np.array(lengths, np.int32)
@@ -41,10 +41,22 @@ def operands(
     return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid)
 
 
-def run(kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu") -> np.ndarray:
+def run(
+    kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu", slots: Any = None
+) -> np.ndarray:
     value_size, blocks = KINDS[kind][3], inputs[1].key.shape[2] // 128
     form = partial(attend, blocks=blocks, value_size=value_size, devices=Devices(platform=platform, kernels=kernels))
-    return np.asarray(jax.jit(form)(*inputs))
+    return np.asarray(jax.jit(form)(*inputs, slots=slots))
+
+
+def scattered(cache: KVCache) -> tuple[KVCache, jax.Array]:
+    """A pool with the rows of the lanes in another order, beside rows of NaN, and the row of each lane."""
+    slots = np.array([7, 2, 0, 5, 3, 1], np.int32)
+
+    def pool(rows: jax.Array) -> jax.Array:
+        return jnp.full((9, *rows.shape[1:]), jnp.nan, rows.dtype).at[slots].set(rows)
+
+    return jax.tree.map(pool, cache), jnp.asarray(slots)
 
 
 @pytest.mark.each_value
@@ -57,10 +69,21 @@ def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:
     assert np.isfinite(result).all() and not result[~np.asarray(inputs[3])].any()
 
 
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("kernels", ["interpret", "off"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_by_slot_give_the_same_bits(kind: str, kernels: str, platform: str) -> None:
+    query, cache, *rest = operands(kind, 2)
+    pool, slots = scattered(cache)
+    np.testing.assert_array_equal(
+        run(kind, (query, pool, *rest), kernels, platform, slots), run(kind, (query, cache, *rest), kernels, platform)
+    )
+
+
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
-    """Parts and turns that do not divide the cache, in the kernel and in the plain form for GPUs."""
+    """Parts and turns that do not divide the cache, in kernel and plain form."""
     inputs = operands(kind, 2, context=5 * 128, lengths=(0, 3, 511, 513, 640))
     result = run(kind, inputs, kernels, "gpu")
     np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=2e-6)
@@ -68,7 +91,7 @@ def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
 
 @pytest.mark.parametrize("last", [-1, 0, 63, 64, 8191, 131071])
 def test_parts_of_a_sequence_have_equal_work(last: int) -> None:
-    """Each visited block is of one part; a short sequence has work for all parts of a long context."""
+    """Each block has one part; short sequences occupy all parts of a long context."""
     parts, block = part_count(16, 131072), 64
     assert parts == 16
     turns = [int(part_turns(jnp.int32(last), jnp.int32(part), parts, block)) for part in range(parts)]
@@ -103,6 +126,26 @@ def test_kernel_is_proved_from_the_inside(kind: str) -> None:
     proof = prove_isolation(step, (cache, query, index, valid), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)
+
+
+@pytest.mark.parametrize("kernels", ["interpret", "off"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_by_slot_are_proved_in_the_kernel_and_outside(kind: str, kernels: str) -> None:
+    query, cache, *rest = operands(kind, 2)
+    pools, slots = scattered(cache)
+
+    def step(caches: Any, query: Any, index: Any, valid: Any, slots: Any, shift: int = 0) -> Any:
+        devices, size = Devices(kernels=kernels), KINDS[kind][3]
+        rows = jnp.roll(slots, shift)
+        return attend(query, caches, index, valid, CONTEXT // 128, size, devices, rows), caches
+
+    pool = Pool("rows", dims=("lane", "kv_head", "context", "value"))
+    contract = LaneContract((pool, Lane(), Lane(), Lane(), SlotMap("rows", len(pools.key), null=False)), (Lane(), pool))
+    args = pools, query, *rest, slots
+    proof = prove_isolation(step, args, contract)
+    assert any(note.about.startswith(KERNEL.name) for note in proof.notes) == (kernels == "interpret")
+    with pytest.raises(IsolationError):
+        prove_isolation(partial(step, shift=1), args, contract)
 
 
 @pytest.mark.parametrize(

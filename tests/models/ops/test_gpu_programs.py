@@ -27,6 +27,7 @@ from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
+from models.state.state import KV_BLOCK, turn_blocks
 
 pytestmark = pytest.mark.target_cuda
 STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,)} | dict.fromkeys(
@@ -97,7 +98,7 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
 
 
 @pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
-def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, most: float) -> None:
+def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, most: float) -> None:
     """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
@@ -111,6 +112,22 @@ def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, most: f
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
     assert result.moved_in_a_turn < most * a_turn
     assert result.moved < a_turn, "no cache is turned in front of the loop"
+
+
+@pytest.mark.parametrize(("lanes", "most"), [(1, 1.6), (8, 1.3), (32, 1.35)])
+def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, most: float) -> None:
+    """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
+    kv_heads, groups, size, context = 2, 8, 256, 1 << 17
+    rows = array(lanes, kv_heads, context, size, dtype=BF16)
+    _, result = compiled(
+        lambda query, key, value, index, valid, blocks: attend(
+            query, KVCache(key, value), index, valid, blocks, devices=GPU
+        ),
+        array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
+        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
+    )  # fmt: skip
+    turn = turn_blocks(context // KV_BLOCK, "gpu", lanes * kv_heads) * KV_BLOCK
+    assert result.moved_in_a_turn < most * 2 * 2 * lanes * kv_heads * turn * size
 
 
 @cache

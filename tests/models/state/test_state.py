@@ -1,4 +1,4 @@
-"""The computed size of a state is that of its arrays."""
+"""A state's computed size equals its arrays' size."""
 
 import jax
 import jax.numpy as jnp

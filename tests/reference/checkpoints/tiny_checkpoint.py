@@ -77,7 +77,7 @@ def _new_model(variant: Variant) -> Any:
 
 
 def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> None:
-    """Replaces the initial weights, which are degenerate for a test, by ones that make every part of the model matter.
+    """Replace degenerate initial weights, so that every part of the model matters.
 
     Transformers starts the pad row at zero, the norms and `dt_bias` at constants and the router near zero. Its `A_log`
     goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked

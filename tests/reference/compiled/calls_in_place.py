@@ -1,4 +1,4 @@
-"""The check that a kernel's call which does not say that it writes in place is found."""
+"""The check finds a kernel call without its in-place declaration."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ def check_a_call_beside_is_found(
     contract: LaneContract,
     target: str,
 ) -> None:
-    """Check that neither proof nor audit takes a call for one in place unless it says so; the kernel does not run.
+    """Check that proof and audit require a declared in-place call; nothing runs.
 
     Args:
         monkeypatch: takes the aliases from every call from now on.
@@ -27,16 +27,16 @@ def check_a_call_beside_is_found(
         target: of the call.
     """
     called = jax.ffi.ffi_call
-    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *args, input_output_aliases, **options: called(*args, **options))
 
-    def beside(*given: Any) -> Any:
-        return step(*given)
+    def beside(*args: Any) -> Any:
+        return step(*args)
 
     with pytest.raises(IsolationError, match="aliases"):
         compile_step(beside, args, contract)
     undeclared = replace(contract, opaque={target: replace(contract.opaque[target], aliases={})})
-    with pytest.raises(AuditError) as found:
+    with pytest.raises(AuditError) as error:
         compile_step(beside, args, undeclared)
-    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
+    assert {finding.kind for finding in error.value.findings} == {FindingKind.POOL_COPY}
     with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
         jax.block_until_ready(jax.jit(beside)(*args))

@@ -14,7 +14,7 @@ from certificate_table import GOLDEN, NAMES
 from published import PUBLISHED
 
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine
 from ir_passes.targets import read_target
 
@@ -31,7 +31,7 @@ TARGETS = (
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
 MODEL_LANES, MODEL_CONTEXT = 64, 4096
-DECODING, PROMPTS = Shape("generate", MODEL_LANES, 1), Shape("generate", 8, 256)
+DECODING, PROMPTS = Shape("generate", MODEL_LANES, 1, MODEL_LANES), Shape("generate", 8, 256, MODEL_LANES)
 MODEL_STEPS = {
     str(DECODING): (DECODING, MODEL_TARGETS),
     str(PROMPTS): (PROMPTS, ("nvidia-h200",)),
@@ -153,7 +153,7 @@ def model_jobs() -> list[tuple[str, str]]:
 
 
 def model_row(model: str, target: str, step: str) -> ModelRow:
-    """Compile a step of a published model for a target, and the move of a row, which says how rows are laid out."""
+    """Compile a step of a published model for a target, and those that say how rows are laid out."""
     name, _, mesh = target.partition(" ")
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.json"
@@ -164,7 +164,9 @@ def model_row(model: str, target: str, step: str) -> ModelRow:
             config=config,
             mesh=_sizes(mesh),
         )
-    shapes = [MODEL_STEPS[step][0], CopyShape(engine.prefill_rows, MODEL_LANES)]
+    scoring = engine.prefill_lanes
+    layouts = DECODING, Shape("score", scoring, engine.chunk, scoring, 0)
+    shapes = list(dict.fromkeys((MODEL_STEPS[step][0], *layouts)))
     return row_of_model(model, target, report_on(engine, shapes))
 
 

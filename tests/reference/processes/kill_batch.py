@@ -1,4 +1,4 @@
-"""Kill -9 a run that answers a batch file at every moment at which it changes a file, and run it again.
+"""Kill -9 a batch run at every change of a file, and run it again.
 
 python kill_batch.py FOLDER prints how many moments there are; exit status 1 if an output was wrong.
 """
@@ -18,7 +18,7 @@ NAMES = ["a", "b", "c", "d", "a"]
 
 
 def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
-    """Answer in a process of its own: its signal or status, and the moments that it passed (at most 255)."""
+    """Answer in a process: signal or status, and passed moments (at most 255)."""
     child = os.fork()
     if child == 0:
         passed = kill_at(moment)
@@ -44,9 +44,9 @@ def main(folder: pathlib.Path) -> None:
         assert output.read_bytes() in (b"older", expected), f"half an output after a kill at moment {moment}"
         run(output, moment // 2)
         signalled, _ = run(output, -1)
-        left = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
-        if signalled or output.read_bytes() != expected or left != [output.name]:
-            sys.exit(f"killed at moment {moment}: the output differs, or {left} are left")
+        rest = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
+        if signalled or output.read_bytes() != expected or rest != [output.name]:
+            sys.exit(f"killed at moment {moment}: the output differs, or {rest} are left")
         shutil.rmtree(folder / "out.jsonl.parts", ignore_errors=True)
     print(moments)
 

@@ -1,4 +1,4 @@
-"""Kill -9 a run that scores a file at every moment at which it changes a file, and run it again.
+"""Kill -9 a scoring run at every change of a file, and run it again.
 
 python kill_scoring.py FOLDER prints how many moments there are; exit status 1 if an output was wrong.
 """
@@ -21,7 +21,7 @@ SCORER = toy(encode=lambda item, where: encode(item[70:], where))
 
 
 def kill_at(moment: int) -> list[int]:
-    """Let this process die at such a moment; returns the number of moments so far, which grows."""
+    """Kill this process at this moment; return the growing number of moments."""
     passed = [0]
 
     def reached() -> None:
@@ -58,7 +58,7 @@ def kill_at(moment: int) -> list[int]:
 
 
 def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
-    """Score in a process of its own: its signal or status, and the moments that it passed (at most 255)."""
+    """Score in a process: signal or status, and passed moments (at most 255)."""
     child = os.fork()
     if child == 0:
         passed = kill_at(moment)
@@ -82,9 +82,9 @@ def main(folder: pathlib.Path) -> None:
         # Once more, a moment later in what is left to do: a run that continues can be killed as well.
         run(output, moment // 2)
         signalled, _ = run(output, -1)
-        left = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
-        if signalled or output.read_bytes() != expected or left != [output.name]:
-            sys.exit(f"killed at moment {moment}: the output differs, or {left} are left")
+        rest = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
+        if signalled or output.read_bytes() != expected or rest != [output.name]:
+            sys.exit(f"killed at moment {moment}: the output differs, or {rest} are left")
         shutil.rmtree(folder / "out.jsonl.parts", ignore_errors=True)
     print(moments)
 

@@ -24,7 +24,9 @@ from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.heartbeat import join
 from hybridlm.multiprocess.messages import KeyValues
 from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Programs
+from hybridlm.programs.runner import Move
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import Batch
 
@@ -37,7 +39,7 @@ AT = 14
 
 
 def everything(lm: hybridlm.LM) -> dict[str, Any]:
-    """Numbers of every kind of step: more prompts than lanes, rows that move, drafts, prefixes and kept prompts."""
+    """Numbers of every kind of step: more prompts than lanes, drafts, prefixes and kept prompts."""
     generated = lm.generate(PROMPTS, max_tokens=8, ignore_eos=True, logprobs=0)
     drafted = lm.generate([[5, 6, 7] * 6, [8, 9] * 9], max_tokens=24, ignore_eos=True, speculate="ngram")
     prefix = lm.prefix([3] * 11)
@@ -59,7 +61,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
 def befall(fault: str) -> None:
     """Prepare a fault of this process."""
     get, told, traced = KeyValues.get, KeyValues.set, Programs.step
-    run, copy_row, new_rows = Engine.run, Engine.copy_row, Engine.new_rows
+    run, move, new_rows = Engine.run, ManyProcesses.move, Engine.new_rows
 
     def flipped(self: KeyValues, name: str, seconds: float) -> bytes | None:
         data = get(self, name, seconds)
@@ -86,16 +88,17 @@ def befall(fault: str) -> None:
     def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
         return get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
-    def other_batch(self: Engine, shape: Shape, pool: Any, inputs: Any, **rest: Any) -> Any:
+    def other_batch(self: Engine, shape: Shape, pool: Any, rows: Any, inputs: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
             befallen()
             batch = inputs.batch._replace(**{fault: getattr(inputs.batch, fault) ^ np.int32(1)})
             inputs = inputs._replace(batch=batch)
-        return run(self, shape, pool, inputs, **rest)
+        return run(self, shape, pool, rows, inputs, **rest)
 
-    def other_slot(self: Engine, source: Any, read: Any, target: Any, write: Any) -> None:
+    def other_slot(self: ManyProcesses, step: Move, examples: Any) -> None:
         befallen()
-        copy_row(self, source, read, target, (write + np.int32(1)) % np.int32(target.size))
+        read, write, *others = step.maps
+        move(self, step._replace(maps=(read, write + np.int32(1), *others)), examples)
 
     def other_step(self: Programs, shape: Any) -> Any:
         step, contract = traced(self, shape)
@@ -123,7 +126,7 @@ def befall(fault: str) -> None:
     elif fault in ("program", "collectives"):
         Programs.step = other_step
     elif fault == "slot":
-        Engine.copy_row = other_slot
+        ManyProcesses.move = other_slot  # type: ignore[method-assign]  # once
     elif fault == "rows":
         Engine.new_rows = lambda self, count: new_rows(self, count + 4)
     elif fault == "lanes":

@@ -1,4 +1,4 @@
-"""Tasks without a model, for tests of files: a log-probability tells which token it belongs to."""
+"""Tasks without a model: a log-probability identifies its token."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def encode(item: Any, where: str) -> tuple[int, ...]:
 
 
 def score_of(ids: Sequence[int]) -> hybridlm.Score:
-    """-t for token t; 255 is not a number, 254 overflows a perplexity, 253 is impossible."""
+    """-t for token t; 255 is NaN, 254 overflows a perplexity, 253 is impossible."""
     values = [math.nan, *(-float(token) for token in ids[1:])]
     values = [math.nan if v == -255 else -1000.0 if v == -254 else -math.inf if v == -253 else v for v in values]
     logprobs = np.array(values, np.float32)

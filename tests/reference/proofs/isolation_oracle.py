@@ -93,11 +93,18 @@ def _rows_of(bound: BoundContract, group: str) -> int:
 
 
 def null_rows(bound: BoundContract, group: str) -> list[int]:
-    """The null row, or that of each device."""
+    """The null row, or that of each device; none where row 0 is an ordinary row."""
+    maps = [spec.entry for spec in bound.inputs if isinstance(spec.entry, SlotMap) and group in spec.entry.names]
+    if not any(entry.null for entry in maps):
+        return []
     sizes = {
         spec.entry.size for spec in bound.inputs if isinstance(spec.entry, SlotMap) and spec.entry.local is not None
     }
     return [*range(0, _rows_of(bound, group), sizes.pop())] if sizes else [0]
+
+
+def _has_null_row(entry: Any) -> bool:
+    return isinstance(entry, SlotMap) and entry.null
 
 
 def mapped(bound: BoundContract, group: str) -> bool:
@@ -230,7 +237,7 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
                 state[i] = _put(state[i], spec.entry.axis, row, row_first(donor[i], spec.entry.axis)[row])
         elif isinstance(spec.entry, Pool):
             row = int(maps(bound, leaves, spec.entry.group)[0][lane])
-            if row or not mapped(bound, spec.entry.group):
+            if row or not mapped(bound, spec.entry.group) or not null_rows(bound, spec.entry.group):
                 state[i] = _put(leaves[i], spec.entry.axis, row, row_first(donor[i], spec.entry.axis)[row])
                 holders |= _holders(bound, leaves, spec.entry.group, row)
     yield Run(f"inputs of lane {lane}", inputs, frozenset({lane}))
@@ -394,7 +401,7 @@ class Claims:
             if isinstance(spec.entry, Packed) and segment is not None:
                 same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
             elif isinstance(spec.entry, Lane):
-                null = _lanes_where(self.bound, run, lambda entry: isinstance(entry, SlotMap) and not entry.disjoint)
+                null = _lanes_where(self.bound, run, lambda entry: _has_null_row(entry) and not entry.disjoint)
                 if segment is not None:
                     null |= set(range(self.bound.lanes)) - set(segment.tolist())
                 same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]

@@ -53,11 +53,11 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
         few = (0.5 * rng.normal(size=(min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
         return few if lanes == len(few) else jnp.resize(jnp.asarray(few), leaf.shape)
 
-    pools = jax.tree.map(state, lm.engine.row_arrays.abstract(lanes, lm.context))
+    pools = jax.tree.map(state, lm.engine.row_arrays.abstract(shape.rows, lm.context))
     ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
     lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
     blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))
-    inputs = StepInputs(Batch(ids, lengths, repeated(POSITIONS, np.int32), blocks))
+    inputs = StepInputs(Batch(ids, lengths, repeated(POSITIONS, np.int32), np.arange(lanes, dtype=np.int32), blocks))
     if shape.probes is not None:
         inputs = inputs._replace(probes=_probes(lm, shape, repeated))
     if shape.step == "score":

@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 import hybridlm
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import RowPool
@@ -65,9 +64,9 @@ class Replayed:
         session.add(dataclasses.replace(request, sampling_index=number))
         return index
 
-    def check(self, number: int, rows: Any, lane: int, consumed: int) -> None:
-        """A lane's rows are the state after so many tokens of a text."""
-        of_one, grown = _split(rows, lane)
+    def check(self, number: int, rows: Any, row: int, consumed: int) -> None:
+        """A row is the state after so many tokens of a text."""
+        of_one, grown = _split(rows, row)
         for got, want in zip(of_one, self._states[number][consumed - 1], strict=True):
             np.testing.assert_allclose(got, want, atol=5e-5, rtol=1e-4)
         for (name, got), (_, want) in zip(grown, self._caches[number], strict=True):
@@ -76,12 +75,12 @@ class Replayed:
 
     def _replay(self, texts: list[list[int]]) -> None:
         engine = self.lm.engine
-        rows, shape = engine.new_rows(engine.lanes), Shape("generate", engine.lanes, 1)
+        rows, shape = engine.new_rows(engine.rows), engine.generating(engine.lanes, 1)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            inputs = sampling_inputs(Batch.of(feeds, 1), [None] * engine.lanes, engine.vocab_size)
+            inputs = sampling_inputs(Batch.of(feeds, 1, range(engine.lanes)), [None] * engine.lanes, engine.vocab_size)
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
                 if place < len(text):
@@ -90,15 +89,15 @@ class Replayed:
         self._caches += [_split(rows, lane)[1] for lane in range(len(texts))]
 
 
-def _split(rows: Any, lane: int) -> tuple[list[np.ndarray], list[tuple[str, np.ndarray]]]:
-    """A lane's arrays: those of a fixed size, and by their names those with an axis of positions behind the heads."""
+def _split(rows: Any, row: int) -> tuple[list[np.ndarray], list[tuple[str, np.ndarray]]]:
+    """A row's arrays: those of a fixed size, and by their names those with an axis of positions behind the heads."""
     fixed, grown = [], []
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows.layers):
         name = jax.tree_util.keystr(path)
         if name.endswith((".key", ".value")):
-            grown.append((name, np.array(leaf[lane])))
+            grown.append((name, np.array(leaf[row])))
         else:
-            fixed.append(np.array(leaf[lane]))
+            fixed.append(np.array(leaf[row]))
     return fixed, grown
 
 
@@ -153,14 +152,11 @@ class Run:
             self._session.cancel(alive[which % len(alive)])
             self.step()
 
-    def move(self) -> None:
-        """Move the rows of all that decode to another pool, as the scheduler does when its size changes."""
-        session = self._session
-        while session._in_flight and session._in_flight[0].accepted is not None:
-            session._read()
-        pool = session._scheduler._decode_pool
-        if pool is not None:
-            session._scheduler._resize(pool.size)
+    def resize(self) -> None:
+        """Give the next decode step all lanes, or as many as it needs: other lanes and idle ones."""
+        scheduler = self._session._scheduler
+        lanes = self._session._engine.lanes
+        scheduler._decode_lanes = 1 if scheduler._decode_lanes == lanes else lanes
 
     def step(self) -> None:
         """One step; every row that somebody holds is compared."""
@@ -172,20 +168,19 @@ class Run:
             generated = text.tokens[len(text.prompt) :]
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
-        scheduler = self._session._scheduler
-        prefill, decode = scheduler._prefill_pool, scheduler._decode_pool
-        for pool, sequences in ((prefill, scheduler.prefilling), (decode, scheduler.decoding)):
-            for sequence in sequences:
-                assert pool is not None and sequence.slot is not None
-                self._check(pool, sequence, pool.lanes([sequence.slot])[0])
+        pool = self._session._scheduler._pool
+        for sequence in self._session._scheduler.joined:
+            assert pool is not None and sequence.slot is not None
+            self._check(pool, sequence, pool.rows_of([sequence.slot])[0])
 
-    def _check(self, pool: RowPool, sequence: ActiveSequence, lane: int) -> None:
+    def _check(self, pool: RowPool, sequence: ActiveSequence, row: int) -> None:
         consumed = sequence.consumed
         for dispatched in self._session._in_flight:
-            if dispatched.accepted is not None and (sequence, lane) in dispatched.sequences:
-                consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
+            for other, lane in dispatched.sequences:
+                if other is sequence and dispatched.accepted is not None:
+                    consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
-            self._replayed.check(self._numbers[sequence.request.index], pool.look(), lane, consumed)
+            self._replayed.check(self._numbers[sequence.request.index], pool.look(), row, consumed)
             self.checked += 1
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""A model's pools full of NaN, as others might have left them, give the same bits as pools of zeros."""
+"""A model's rows full of NaN, as others might have left them, give the same bits as pools of zeros."""
 
 from typing import Any
 
@@ -15,13 +15,17 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13, 14, 15, 16, 17], [18] * 11, [1], [20] * 8]
     settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "logprobs": 3}
     engine = lm.engine
-    engine._idle_pools.clear()
+    engine._idle_pool = None
     want, scores = lm.generate(prompts, **settings), lm.score(prompts)
     assert lm.generate(prompts, **settings) == want
-    for use, pool in list(engine._idle_pools.items()):
-        rows = pool.take()
+
+    def full_of_nan(count: int) -> None:
+        rows = engine.borrow(count).take()
         layers = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
-        engine._idle_pools[use] = RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1)))
+        engine.give_back(RowPool(Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1))))
+
+    full_of_nan(engine.rows)
     assert lm.generate(prompts, **settings) == want
+    full_of_nan(engine.bucket(len(prompts), engine.prefill_lanes))
     for got, expected in zip(lm.score(prompts), scores, strict=True):
         assert got.logprobs.tobytes() == expected.logprobs.tobytes()

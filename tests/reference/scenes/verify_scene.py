@@ -75,7 +75,10 @@ class Scene(NamedTuple):
     @property
     def inputs(self) -> StepInputs:
         """Inputs of the step that verifies."""
-        batch, owners = Batch.of([lane.feed for lane in self.lanes], TOKENS), [lane.owner for lane in self.lanes]
+        batch, owners = (
+            Batch.of([lane.feed for lane in self.lanes], TOKENS, range(len(self.lanes))),
+            [lane.owner for lane in self.lanes],
+        )
         return sampling_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
 
     @property
@@ -106,14 +109,18 @@ class Steps:
     ) -> tuple[Any, Rows]:
         if shape not in self._programs:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
-        inputs = sampling_inputs(Batch.of(feeds, shape.tokens), owners, self.lm.engine.vocab_size, drafts)
+        inputs = sampling_inputs(
+            Batch.of(feeds, shape.tokens, range(shape.lanes)), owners, self.lm.engine.vocab_size, drafts
+        )
         return self._programs[shape](self.lm.engine.params, rows, inputs)
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
         """(accepted, sampled, rows)"""
         drafts = [lane.drafts for lane in lanes]
         feeds, owners = [lane.feed for lane in lanes], [lane.owner for lane in lanes]
-        (accepted, sampled), rows = self.run(Shape("verify", self.lanes, self.tokens), rows, feeds, owners, drafts)
+        (accepted, sampled), rows = self.run(
+            Shape("verify", self.lanes, self.tokens, self.lanes), rows, feeds, owners, drafts
+        )
         return np.asarray(accepted), np.asarray(sampled.token), rows
 
     def read(self, rows: Rows, texts: Sequence[Sequence[int]]) -> Rows:
@@ -121,7 +128,7 @@ class Steps:
         for start in range(0, max(map(len, texts)), CHUNK):
             parts = [tuple(text[start : start + CHUNK]) for text in texts]
             feeds = [Feed(part, start) if part else None for part in parts]
-            _, rows = self.run(Shape("generate", self.lanes, CHUNK), rows, feeds, [None] * self.lanes)
+            _, rows = self.run(Shape("generate", self.lanes, CHUNK, self.lanes), rows, feeds, [None] * self.lanes)
         return rows
 
     def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
@@ -134,7 +141,7 @@ class Steps:
                 for lane, count in zip(scene.lanes, scene.accepted, strict=True)
             ]
             if any(feeds):
-                out, rows = self.run(Shape("generate", self.lanes, 1), rows, feeds, owners)
+                out, rows = self.run(Shape("generate", self.lanes, 1, self.lanes), rows, feeds, owners)
                 sampled[:, place] = np.where([feed is not None for feed in feeds], out.token, -1)
         return sampled, rows
 

@@ -1,4 +1,4 @@
-"""The kernel that carries the state through the chunks of a prompt computes what the token by token form does."""
+"""The kernel that carries states through prompt chunks equals the token-by-token form."""
 
 import operator
 from dataclasses import replace
@@ -24,7 +24,7 @@ LANES, HEADS, VALUES, KEYS = len(LENGTHS), 4, 32, 2 * MAX_PART
 
 
 def inputs(form: str) -> RecurrenceInputs:
-    """Random lanes, two of them fresh; what is not used is NaN."""
+    """Random lanes, two of them fresh; unused values are NaN."""
     rng = np.random.default_rng(0)
     key_heads = 2 if form == "ssd in groups" else HEADS
 

@@ -1,4 +1,4 @@
-"""Kernels for a few tokens of a short convolution on CPUs, as XLA calls them: numbers, declarations, in place."""
+"""CPU kernels for short convolutions under XLA: numbers, declarations, in-place updates."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,16 +14,17 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from zoo.meshes.sharded import mesh
 
-from hybridlm.steps.contract import KERNEL_CALLS
-from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, compile_step
+from hybridlm.steps.contract import kernel_calls, slot_map
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
+from models.cpu_kernels.library import BY_SLOT
 from models.layers.short_conv import layer_conv
+from models.ops.layout import materialize
 from models.ops.recurrences.conv_step_cpu import (
     KERNEL,
     MAX_TAPS,
     READ,
     STEP,
-    STEP_BY_SLOT,
     ConvInputs,
     conv_step_cpu,
 )
@@ -34,13 +35,13 @@ pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
 STATE = Pool("state", dims=("row", "tap", "channel"))
-CONTRACT = LaneContract((STATE, Lane(role="length"), Lane(), Lane()), (Lane(), STATE), opaque=KERNEL_CALLS)
+CONTRACT = LaneContract((STATE, Lane(role="length"), Lane(), Lane()), (Lane(), STATE), opaque=kernel_calls())
 LANES = 5
 Draw = np.random.default_rng(0).normal
 
 
 def arguments(tokens: int = 1, taps: int = 4, channels: int = 37, dtype: Any = jnp.float32) -> tuple[Any, ...]:
-    """Draw windows, lengths, inputs and fresh lanes: one lane idle, one fresh; what is not used is NaN."""
+    """Draw windows, lengths, inputs and fresh lanes (one idle, one fresh) with NaN elsewhere."""
     lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
     x, state = Draw(size=(LANES, tokens, channels)), Draw(size=(LANES, taps - 1, channels))
     x[np.arange(tokens)[None] >= lengths[:, None]] = np.nan
@@ -56,11 +57,11 @@ def weights(channels: int = 37, taps: int = 4, dtype: Any = jnp.float32) -> tupl
 
 def layer(
     state: Any, lengths: Any, x: Any, fresh: Any, weight: Any, bias: Any = None, *,
-    devices: Devices = HERE, activated: bool = True, verifying: bool = False,
+    devices: Devices = HERE, activated: bool = True, verifying: bool = False, slots: Any = None,
 ) -> Any:  # fmt: skip
     """Run the layer; outputs of padding tokens are zero."""
     valid = jnp.arange(x.shape[1])[None] < lengths[:, None]
-    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, verifying=verifying)
+    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, verifying=verifying, slots=slots)
     y, new = layer_conv(x, weight, state, info, bias, devices, activated=activated)
     return jnp.where(valid[:, :, None], y, 0.0), new
 
@@ -82,7 +83,7 @@ def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypatch: pytest.MonkeyPatch):
-    """Windows are rounded as the layer rounds them; an idle lane's keeps its bits, NaN and all."""
+    """Windows are rounded as in the layer; idle lanes keep their bits, also NaN."""
     monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for tokens, taps, channels, biased, activated in (
         (1, 4, 37, True, True),
@@ -104,7 +105,7 @@ def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypa
 
 
 def test_rows_by_slot():
-    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
+    """Unnamed rows and rows of idle lanes keep their bits; other lanes reuse rows."""
     state, *rest = arguments(3)
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
     pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
@@ -113,6 +114,7 @@ def test_rows_by_slot():
     busy = jnp.array([0, 2, 3, 4])
     np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(new, pool.at[slots[busy]].set(updated[busy]))
+    np.testing.assert_array_equal(kernel(pool, *rest, slots=slots, keep_state=True)[0], expected)
     turned = slots[jnp.array([3, 1, 4, 0, 2])]
     np.testing.assert_array_equal(kernel(new, *rest, slots=turned)[0], kernel(new[turned], *rest)[0])
     for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
@@ -130,12 +132,16 @@ def test_lengths_beyond_the_tokens_are_refused():
 def test_layers_choose_it():
     def calls(args: tuple[Any, ...], weight: Any = WEIGHT, **settings: Any) -> list[str]:
         traced = str(jax.make_jaxpr(partial(layer, **settings))(*args, weight))
-        return [name for name in (STEP_BY_SLOT, READ, STEP) if f"target_name={name}\n" in traced]
+        targets = (STEP + BY_SLOT, READ + BY_SLOT, READ, STEP)
+        return [name for name in targets if f"target_name={name}\n" in traced]
 
     for args in (arguments(), arguments(3), arguments(130, dtype=jnp.bfloat16)):
         assert (
             calls(args) == [STEP] and calls(args, verifying=True) == [READ] and calls(args, activated=False) == [STEP]
         )
+    slots = jnp.arange(LANES, dtype=jnp.int32)
+    assert calls(arguments(), slots=slots) == [STEP + BY_SLOT]
+    assert calls(arguments(), slots=slots, verifying=True) == [READ + BY_SLOT]
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(arguments(channels=37), devices=other)
     assert not calls(arguments(dtype=jnp.float16))
@@ -179,7 +185,7 @@ def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
 
 
 def test_each_device_of_a_mesh_has_its_lanes_and_channels():
-    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    """Proved, audited and in place on each device, with the bits of one device."""
     args = tuple(array[:4] for array in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
     weight, bias = weights(38)
     by_channel = P("data", None, "model")
@@ -251,8 +257,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
 def test_rows_by_slot_are_proved():
     state, *args = arguments()
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    declared = Opaque((by := SlotMap("state", 8), *KERNEL_CALLS[STEP].inputs), KERNEL_CALLS[STEP].outputs, {6: 1})
-    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
+    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
 
     def by_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
         return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots), activated=True)
@@ -267,12 +272,26 @@ def test_rows_by_slot_are_proved():
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
 
 
+def test_inputs_as_large_as_the_pool_are_no_second_pool():
+    """The audit knows that the windows are updated in place, and that the inputs are no version of them."""
+    state, lengths, x, fresh = arguments(6)
+    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
+    assert x.size >= pool.size - pool[0].size
+
+    def step(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
+        inputs = ConvInputs(materialize(jnp.tanh(x)), WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots)
+        return conv_step_cpu(inputs, activated=True)
+
+    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
+    assert compile_step(step, (pool, lengths, x, fresh, slots), contract).certificate.audited
+
+
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):
     check_a_call_beside_is_found(monkeypatch, step, arguments(), CONTRACT, STEP)
 
 
 def test_lanes_keep_their_bits():
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     args = arguments(3)
     results = kernel(*args)
     for lane in range(LANES):

@@ -1,4 +1,4 @@
-"""The kernel for a few tokens of a short convolution computes what the layer does, and keeps lanes apart."""
+"""The kernel for short convolutions equals the layer and separates lanes."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ CASES = ((1, 4, False), (1, 2, True), (3, 4, True), (5, 3, False))
 
 
 def operands(tokens: int, taps: int, biased: bool, dtype: Any = jnp.bfloat16) -> tuple[Any, ...]:
-    """Random lanes: one idle, one fresh; what is not used is NaN."""
+    """Random lanes, one idle and one fresh; unused values are NaN."""
     rng = np.random.default_rng(tokens)
     lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
     fresh = np.array([False, False, False, True, False])

@@ -16,9 +16,10 @@ from jax.sharding import PartitionSpec as P
 from recurrence_cases import FORMS, LANES, arguments, check, inputs, several, zero_padding
 from zoo.meshes.sharded import mesh
 
-from hybridlm.steps.contract import KERNEL_CALLS
-from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, SlotMap, compile_step
+from hybridlm.steps.contract import kernel_calls, slot_map
+from ir_passes import IsolationError, Lane, LaneContract, Pool, compile_step
 from ir_passes.proof.lane_proof import prove_isolation
+from models.cpu_kernels.library import BY_SLOT
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_cpu import (
@@ -27,7 +28,6 @@ from models.ops.recurrences.recurrent_step_cpu import (
     MAX_KEY,
     READ,
     STEP,
-    STEP_BY_SLOT,
     recurrent_step_cpu,
 )
 from models.ops.recurrences.ssd import ssd
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
 STATE = Pool("state", dims=("row", "value_head", "value", "key"))
-CONTRACT = LaneContract((STATE, Lane(role="length"), Lane()), (Lane(), STATE), opaque=KERNEL_CALLS)
+CONTRACT = LaneContract((STATE, Lane(role="length"), Lane()), (Lane(), STATE), opaque=kernel_calls())
 
 
 def kernel(operands: RecurrenceInputs, **settings: Any) -> Any:
@@ -77,7 +77,7 @@ def test_kernel_computes_the_recurrence(form: str, instructions: str):
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_rows_by_slot(form: str):
-    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
+    """Unnamed rows and rows of idle lanes keep their bits; other lanes reuse rows."""
     operands = inputs(form, 9, 20)
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
     pool = jnp.full((8, *operands.state.shape[1:]), jnp.nan).at[slots].set(operands.state)
@@ -97,13 +97,16 @@ def test_rows_by_slot(form: str):
 def test_operations_choose_it():
     def calls(operands: RecurrenceInputs, form: str = "head", keep_state: bool = False) -> list[str]:
         traced = str(jax.make_jaxpr(partial(operation(form), keep_state=keep_state))(operands))
-        return [name for name in (STEP_BY_SLOT, READ, STEP) if f"target_name={name}\n" in traced]
+        targets = (STEP + BY_SLOT, READ + BY_SLOT, READ, STEP)
+        return [name for name in targets if f"target_name={name}\n" in traced]
 
     for form in FORMS:
         operands = inputs(form, 8, 4, devices=HERE)
         assert calls(operands, form) == [STEP] and calls(replace(several(form), devices=HERE), form) == [STEP]
         assert calls(operands, form, keep_state=True) == [READ]
-        assert calls(replace(operands, slots=jnp.arange(LANES, dtype=jnp.int32)), form) == [STEP_BY_SLOT]
+        by_slot = replace(operands, slots=jnp.arange(LANES, dtype=jnp.int32))
+        assert calls(by_slot, form) == [STEP + BY_SLOT]
+        assert calls(by_slot, form, keep_state=True) == [READ + BY_SLOT]
     operands = inputs("head", 8, 4)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(replace(operands, devices=other))
@@ -127,9 +130,49 @@ def test_derivatives_are_those_of_the_plain_form(form: str, tokens: int):
         np.testing.assert_allclose(item, other, rtol=1e-4, atol=1e-5)
 
 
+def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
+    """Slots are row numbers of a device; the other lanes of the device are the only ones that they could be of."""
+    operands = jax.tree.map(lambda x: x[:4], several("head"))  # the second lane is idle, the fourth fresh
+    state, _, rest = arguments(operands)
+    lengths, slots = jnp.array([3, 0, 3, 3], jnp.int32), jnp.array([2, 0, 1, 2], jnp.int32)
+    rows = jnp.array([2, 0, 4, 5])
+    pool = jnp.full((6, *state.shape[1:]), jnp.nan).at[rows].set(state)
+    by_lane = P("data")
+    specs = (by_lane, by_lane, {name: None if item is None else by_lane for name, item in rest.items()}, by_lane)
+    over = jax.shard_map(step, mesh=mesh(2, 1), in_specs=specs, out_specs=(by_lane, by_lane))
+
+    def placed(*args: Any) -> Any:
+        return jax.tree.map(lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(mesh(2, 1), spec)), args, specs)
+
+    by = slot_map(6, 2)
+    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque=kernel_calls(by))
+    args = placed(pool, lengths, rest, slots)
+    compiled = compile_step(over, args, contract)
+    assert compiled.certificate.holds and compiled.certificate.copies == ()
+    expected, updated = step(state, lengths, rest)
+    output, new = compiled(*args)
+    np.testing.assert_array_equal(output, expected)
+    np.testing.assert_array_equal(new, pool.at[rows].set(updated))
+
+    def of_other_lanes(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        return step(pool, lengths, rest, jnp.roll(slots, 1))
+
+    def of_all_devices(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        return step(pool, lengths, rest, jax.lax.ppermute(slots, "data", [(0, 1), (1, 0)]))
+
+    for wrong in (of_other_lanes, of_all_devices):
+        with pytest.raises(IsolationError):
+            prove_isolation(
+                jax.shard_map(wrong, mesh=mesh(2, 1), in_specs=specs, out_specs=(by_lane, by_lane)), args, contract
+            )
+    for other in (slot_map(6), replace(by, local=None)):
+        with pytest.raises(IsolationError):
+            prove_isolation(over, args, replace(contract, inputs=(*CONTRACT.inputs, other)))
+
+
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
-    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    """Proved, audited and in place on each device, with the bits of one device."""
     operands = jax.tree.map(lambda x: x[:4], several(form))  # the second lane is idle, the fourth fresh
     state, _, rest = arguments(operands)
     lengths = jnp.array([3, 0, 3, 3], jnp.int32)
@@ -212,8 +255,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
 def test_rows_by_slot_are_proved():
     state, *args = arguments(inputs("ssd", 8, 16))
     pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    declared = Opaque((by := SlotMap("state", 8), *KERNEL_CALLS[STEP].inputs), KERNEL_CALLS[STEP].outputs, {8: 1})
-    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque={STEP_BY_SLOT: declared})
+    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
     assert "idle" in {
         statement.id for statement in compile_step(step, (pool, *args, slots), contract).certificate.proved
     }
@@ -231,7 +273,7 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = several(form)
     output, state = kernel(operands)
     for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):

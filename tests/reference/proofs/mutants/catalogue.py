@@ -21,8 +21,19 @@ from mutants import (
 from mutants.kernels import buffered_kernels, declared, grid_kernels, read_kernels, whole_kernels
 from mutants.meshes import agreement, borders, own_ways, split_rows
 from mutants.mutant import Mutant
-from mutants.rows import idle, indices, padding, page_tables, places, pools, row_caches, row_numbers, whole_pools
-from mutants.tokens import token_indices, token_scans, token_sums
+from mutants.rows import (
+    held_rows,
+    idle,
+    indices,
+    padding,
+    page_tables,
+    places,
+    pools,
+    row_caches,
+    row_numbers,
+    whole_pools,
+)
+from mutants.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     padding,
@@ -47,6 +58,7 @@ THEMES = (
     buffered_kernels,
     unnamed,
     idle,
+    held_rows,
     lost_facts,
     mutable_arrays,
     sequences,
@@ -57,6 +69,7 @@ THEMES = (
     token_neighbours,
     token_indices,
     token_scans,
+    token_loops,
     token_sums,
     tenants,
     verification,

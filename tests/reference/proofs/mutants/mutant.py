@@ -1,4 +1,4 @@
-"""A mutant: a correct step with one fault in it, and the tier that has to find it."""
+"""A mutant: a right step with one fault, and its finder's tier."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +68,6 @@ def wrong(
     evidence: Evidence = Evidence.LEAK,
     **changes: Any,
 ) -> Mutant:
-    """A mutant of the proof tier: the base program with another step, and `changes` of its contract or draw."""
+    """A proof-tier mutant: the base program with another step and `changes`."""
     program = PROGRAMS[base].but(name=id, step=step, **changes)
     return Mutant(id, source, description, base, Tier.PROOF, program, frozenset(kinds), evidence)

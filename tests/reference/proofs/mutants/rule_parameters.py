@@ -1,4 +1,4 @@
-"""Operations whose parameters say something else than their shapes: reshapes that transpose."""
+"""Parameters that contradict shapes: transposing reshapes."""
 
 from typing import Any
 

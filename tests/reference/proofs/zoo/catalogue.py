@@ -6,6 +6,7 @@ from zoo import (
     chunked,
     experts,
     gated_delta,
+    held_rows,
     labelled_layers,
     layers,
     loops,
@@ -22,7 +23,7 @@ from zoo import (
 from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
-from zoo.tokens import token_indices, token_scans, token_sums
+from zoo.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     gated_delta,
@@ -32,6 +33,7 @@ THEMES = (
     token_neighbours,
     token_indices,
     token_scans,
+    token_loops,
     token_sums,
     attention,
     experts,
@@ -40,6 +42,7 @@ THEMES = (
     loops,
     row_caches,
     rows,
+    held_rows,
     pages,
     read_kernels,
     whole_kernels,

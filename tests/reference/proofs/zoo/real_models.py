@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from certificate_table import GOLDEN, NAMES
-from zoo.program import LANES, Program
+from zoo.program import LANES, SLOTS, Program
 
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.checkpoint.model import read_model
@@ -19,7 +19,7 @@ from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import flatten
-from ir_passes import Shared, SlotMap
+from ir_passes import Lane, Shared, SlotMap
 from ir_passes.contract.contract import Bound, Pool
 from ir_passes.contract.prefix import is_entry
 from models import kv_blocks
@@ -51,7 +51,7 @@ def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
         all_lanes: for every number of lanes that is compiled, not for the largest alone.
     """
     found = all_shapes(engine(name), drafts=True)
-    with_logprobs = [Shape("generate", LANES, 1, 2), Shape("score", LANES, CHUNK, 2)]
+    with_logprobs = [Shape("generate", LANES, 1, SLOTS, 2), Shape("score", LANES, CHUNK, LANES, 2)]
     return [*(shape for shape in found if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
 
 
@@ -94,7 +94,8 @@ def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
     ids = rng.integers(0, vocab, (lanes, tokens)).astype(np.int32)
     lengths = rng.integers(0, tokens + 1, lanes).astype(np.int32)
     positions = rng.integers(0, CONTEXT - tokens - 8, lanes).astype(np.int32)
-    batch = Batch(ids, lengths, positions, np.int32(kv_blocks(CONTEXT)))
+    slots = rng.permutation(shape.rows)[:lanes].astype(np.int32)
+    batch = Batch(ids, lengths, positions, slots, np.int32(kv_blocks(CONTEXT)))
     if shape.step == "score":
         return StepInputs(batch, targets=rng.integers(0, vocab, (lanes, tokens)).astype(np.int32))
     sampling = Sampling(
@@ -112,24 +113,31 @@ def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
 def vmapped(program: Program) -> Program:
     """The same as a function of one lane under `jax.vmap`: its row, its tokens, and what all lanes share.
 
-    Only of a step whose arguments all have lanes or are shared. A step that copies or keeps a row has one lane: mapped
-    over more of them it would return a whole pool for each. The pools have no names: those that a model gives to arrays
-    mean those of one lane, and which dimension `vmap` adds to them the program does not say.
+    Only of a step whose arguments all have lanes or are shared, with as many rows as lanes: row i is of lane i, without
+    slots. A step that keeps a row has one lane: mapped over more of them it would return a whole pool for each. The
+    pools have no names: those that a model gives to arrays mean those of one lane, and which dimension `vmap` adds to
+    them the program does not say.
     """
-    entries = program.contract.inputs
+    entries = jax.tree.map(_of_lanes, program.contract.inputs, is_leaf=is_entry)
 
     def alone(entry: Any, part: Any) -> Any:
         return part if isinstance(entry, Shared) else jax.tree.map(lambda leaf: leaf[None], part)
 
     def lane(*args: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf[0], program.step(*jax.tree.map(alone, entries, args, is_leaf=is_entry)))
+        params, rows, inputs = jax.tree.map(alone, entries, args, is_leaf=is_entry)
+        inputs = inputs._replace(batch=inputs.batch._replace(slots=None))
+        return jax.tree.map(lambda leaf: leaf[0], program.step(params, rows, inputs))
 
     axes = jax.tree.map(lambda entry: None if isinstance(entry, Shared) else 0, entries, is_leaf=is_entry)
 
     contract = replace(
-        program.contract, inputs=_unnamed(program.contract.inputs), outputs=_unnamed(program.contract.outputs)
+        program.contract, inputs=_unnamed(entries), outputs=_unnamed(program.contract.outputs), opaque={}
     )
     return program.but(name=f"{program.name}, vmapped", step=jax.vmap(lane, in_axes=axes), contract=contract)
+
+
+def _of_lanes(entry: Any) -> Any:
+    return Lane() if isinstance(entry, SlotMap) else entry
 
 
 def _unnamed(entries: Any) -> Any:

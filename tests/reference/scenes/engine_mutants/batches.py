@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
@@ -14,7 +16,7 @@ from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.requests import sampling_operands
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.rows.pool import RowPool
+from hybridlm.rows.pool import LaneMap, RowPool
 
 
 def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
@@ -49,26 +51,33 @@ def kept_for_the_lanes(patch: pytest.MonkeyPatch) -> None:
 
 
 def duplicate_after_condensing(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._resize
+    right = Scheduler._fit_decode_lanes
 
-    def resize(self: Scheduler, size: int) -> None:
-        right(self, size)
-        self.decoding[-1].slot = self.decoding[0].slot
+    def fit(self: Scheduler, pool: RowPool) -> int:
+        before, lanes = self._decode_lanes, right(self, pool)
+        if lanes != before and len(self.decoding) > 1:
+            self.decoding[-1].slot = self.decoding[0].slot
+        return lanes
 
-    patch.setattr(Scheduler, "_resize", resize)
+    patch.setattr(Scheduler, "_fit_decode_lanes", fit)
 
 
 def state_stays_behind(patch: pytest.MonkeyPatch) -> None:
-    """The pool is replaced, and the last sequence moves without its state."""
-    right = Scheduler._resize
+    """Once there is a free row, the last sequence goes on in it, without its state."""
+    right = Scheduler._decode_step
+    moved: list[ActiveSequence] = []
 
-    def resize(self: Scheduler, size: int) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            copy, moved = Engine.copy, iter(self.decoding[:-1])
-            inner.setattr(Engine, "copy", lambda *rows: copy(*rows) if next(moved, None) else None)
-            right(self, size)
+    def wrong(self: Scheduler) -> Any:
+        pool, sequence = self._pool, self.decoding[-1]
+        if not moved and pool is not None and sequence.slot is not None and pool.owner.free and sequence.consumed > 2:
+            moved.append(sequence)
+            slot = pool.acquire()
+            pool.moved(slot, pool.consumed(sequence.slot))
+            pool.owner.release(sequence.slot)
+            sequence.slot = slot
+        return right(self)
 
-    patch.setattr(Scheduler, "_resize", resize)
+    patch.setattr(Scheduler, "_decode_step", wrong)
 
 
 def lanes_exchanged(patch: pytest.MonkeyPatch) -> None:
@@ -76,9 +85,9 @@ def lanes_exchanged(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._by_lane
     calls = iter(range(10**9))
 
-    def wrong(self: Scheduler, pool: RowPool, sequences: list[ActiveSequence]) -> list[ActiveSequence | None]:
-        lanes = right(self, pool, sequences)
-        return [lanes[1], lanes[0], *lanes[2:]] if next(calls) == 4 else lanes
+    def wrong(self: Scheduler, *about: Any) -> tuple[list[ActiveSequence | None], LaneMap]:
+        lanes, lane_map = right(self, *about)
+        return ([lanes[1], lanes[0], *lanes[2:]] if next(calls) == 4 else lanes), lane_map
 
     patch.setattr(Scheduler, "_by_lane", wrong)
 
@@ -93,25 +102,22 @@ def one_token_further(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_decode_step", wrong)
 
 
-def never_copied(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Engine, "copy", lambda *rows: None)
-
-
 def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
-    """The copy of a row forgets one array of the group."""
-    right = Engine.copy
+    """Once, the arrays of one layer are those before the step, and the others those after it."""
+    right = Engine.run
+    steps = iter(range(10**9))
 
-    def wrong(self: Engine, source: RowPool, read: Any, target: RowPool, write: Any) -> None:
-        before = target.look().layers
+    def wrong(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **about: Any) -> Any:
         assert isinstance(self.runner, Sanitizer)
-        shadow_labels = self.runner.shadow_labels(target)
-        right(self, source, read, target, write)
-        after = target.take()
-        target.put(after._replace(layers=(before[0], *after.layers[1:])))
-        kept = self.runner._shadow_labels[target]
-        self.runner._shadow_labels[target] = (*shadow_labels[:2], *kept[2:])
+        before, labels = jax.tree.map(jnp.copy, pool.look().layers[0]), self.runner.shadow_labels(pool)
+        outputs = right(self, shape, pool, *arguments, **about)
+        if next(steps) == 4:
+            after = pool.take()
+            pool.put(after._replace(layers=(before, *after.layers[1:])))
+            self.runner._shadow_labels[pool] = (*labels[:2], *self.runner._shadow_labels[pool][2:])
+        return outputs
 
-    patch.setattr(Engine, "copy", wrong)
+    patch.setattr(Engine, "run", wrong)
 
 
 MUTANTS = (
@@ -128,11 +134,11 @@ MUTANTS = (
         Finder.ALONE, kept_for_the_lanes,
     ),
     EngineMutant(
-        "duplicate-after-condensing", "vLLM#37728", "two sequences have one row after the pool was made anew",
+        "duplicate-after-condensing", "vLLM#37728", "two sequences have one row after the number of lanes has changed",
         Finder.OWNER, duplicate_after_condensing,
     ),
     EngineMutant(
-        "state-stays-behind", "mlx-lm#1169", "the pool is made anew, the last sequence arrives without its state",
+        "state-stays-behind", "mlx-lm#1169", "the last sequence goes on in a free row, without its state",
         Finder.SANITIZER, state_stays_behind,
     ),
     EngineMutant(
@@ -144,11 +150,7 @@ MUTANTS = (
         Finder.SANITIZER, one_token_further,
     ),
     EngineMutant(
-        "never-copied", "SGLang#26351", "a finished prompt's state does not arrive where it decodes",
-        Finder.SANITIZER, never_copied,
-    ),
-    EngineMutant(
-        "one-array-stays-behind", "llama.cpp#28019", "one array of a row is not moved with the others",
+        "one-array-stays-behind", "llama.cpp#28019", "one array of a row does not go with the others",
         Finder.SANITIZER, one_array_stays_behind,
     ),
 )  # fmt: skip

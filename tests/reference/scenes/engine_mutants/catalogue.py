@@ -1,10 +1,22 @@
 """All mutants of the engine by id."""
 
-from engine_mutants import batches, chunks, committed, drafts, layers, lifecycle, ordering, padding, prefixes, verified
+from engine_mutants import (
+    batches,
+    chunks,
+    committed,
+    drafts,
+    layers,
+    lifecycle,
+    ordering,
+    padding,
+    prefixes,
+    slots,
+    verified,
+)
 from engine_mutants.mutant import EngineMutant
 from engine_mutants.replay import StepMutant
 
-THEMES = (lifecycle, padding, batches, chunks, ordering)
+THEMES = (lifecycle, slots, padding, batches, chunks, ordering)
 MUTANTS: dict[str, EngineMutant] = {mutant.id: mutant for theme in THEMES for mutant in theme.MUTANTS}
 STEPS: dict[str, StepMutant] = {mutant.id: mutant for mutant in verified.MUTANTS}
 HOSTS: dict[str, EngineMutant] = {mutant.id: mutant for mutant in drafts.MUTANTS}

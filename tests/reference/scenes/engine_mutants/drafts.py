@@ -58,10 +58,10 @@ def drafts_told(patch: pytest.MonkeyPatch, change: Any) -> None:
     """The step is told another number of drafts of each lane: `change(drafts) -> drafts`."""
     right = Engine.run
 
-    def run(self: Engine, shape: Any, pool: RowPool, inputs: StepInputs, **about: Any) -> Any:
+    def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: StepInputs, **about: Any) -> Any:
         if inputs.drafts is not None:
             inputs = inputs._replace(drafts=change(inputs.drafts))
-        return right(self, shape, pool, inputs, **about)
+        return right(self, shape, pool, rows, inputs, **about)
 
     patch.setattr(Engine, "run", run)
 
@@ -176,19 +176,19 @@ MUTANTS = (
     ),
     EngineMutant(
         "drafted-lanes-alone-move", "vLLM#40738", "lanes without drafts stay where they were",
-        Finder.ALONE, drafted_lanes_alone_move,
+        Finder.OWNER, drafted_lanes_alone_move,
     ),
     EngineMutant(
         "count-of-the-step-before", "vLLM#39273, vLLM#40738", "a lane without drafts takes its last count",
-        Finder.ALONE, count_of_the_step_before,
+        Finder.OWNER, count_of_the_step_before,
     ),
     EngineMutant(
         "count-of-the-lane-beside", "vLLM#53919", "accepted counts are permuted once more on the host",
-        Finder.ALONE, count_of_the_lane_beside,
+        Finder.OWNER, count_of_the_lane_beside,
     ),
     EngineMutant(
         "counts-close-ranks", "vLLM#53919", "a sequence has left: counts are taken by place among those that are alive",
-        Finder.ALONE, counts_close_ranks,
+        Finder.OWNER, counts_close_ranks,
     ),
     EngineMutant(
         "all-drafts-are-given-out", "", "whoever asked is given what was sampled behind rejected drafts too",

@@ -17,6 +17,7 @@ class Finder(StrEnum):
     SANITIZER = "sanitizer"
     ALONE = "comparison with the requests alone"
     LABEL = "label of the states"
+    KERNEL = "check of the rows in a kernel"
     ARRAYS = "comparison of host arrays with what they held"
     REPLAY = "replay of the accepted tokens one at a time"
     PROOF = "proof"

@@ -27,10 +27,12 @@ def taken(patch: pytest.MonkeyPatch, change) -> None:
 def lanes_of_now(patch: pytest.MonkeyPatch) -> None:
     def change(session: Session, dispatched: DispatchedStep, sampled: Any) -> tuple[DispatchedStep, Any]:
         scheduler = session._scheduler
-        pool = scheduler._decode_pool
-        if pool is None or pool.size != len(sampled.token) or any(one.prefilling for one, _ in dispatched.sequences):
+        pool, count = scheduler._pool, len(sampled.token)
+        if pool is None or count != scheduler._decode_lanes or len(scheduler.decoding) > count:
             return dispatched, sampled
-        now = scheduler._by_lane(pool, scheduler.decoding)
+        if any(one.prefilling for one, _ in dispatched.sequences):
+            return dispatched, sampled
+        now, _ = scheduler._by_lane(pool, scheduler.decoding, count)
         known = [one for one, _ in dispatched.sequences]
         return dispatched._replace(
             sequences=[(one, lane) for lane, one in enumerate(now) if one and one in known]
@@ -69,11 +71,11 @@ def one_array_for_all_steps(patch: pytest.MonkeyPatch) -> None:
     kept: dict[int, np.ndarray] = {}
     right = Engine.run
 
-    def run(self: Engine, shape: Any, pool: RowPool, inputs: Any, **about: Any) -> Any:
-        positions = kept.setdefault(pool.size, np.zeros(pool.size, np.int32))
+    def run(self: Engine, shape: Any, pool: RowPool, rows: Any, inputs: Any, **about: Any) -> Any:
+        positions = kept.setdefault(shape.lanes, np.zeros(shape.lanes, np.int32))
         positions[:] = inputs.batch.positions
         inputs = inputs._replace(batch=inputs.batch._replace(positions=positions))
-        return right(self, shape, pool, inputs, **about)
+        return right(self, shape, pool, rows, inputs, **about)
 
     patch.setattr(Engine, "run", run)
 

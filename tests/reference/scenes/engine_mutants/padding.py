@@ -3,64 +3,70 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.slots import mapped
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.rows.pool import RowPool
-from ir_passes.host.slot_owner import Slot
-
-Maps = tuple[np.ndarray, np.ndarray]
+from hybridlm.rows.pool import LaneMap, RowPool
 
 
-def copies(patch: pytest.MonkeyPatch, change: Callable[[np.ndarray, np.ndarray, CopyShape], Maps]) -> None:
-    """Copies of rows with other row numbers, (read, write) each of one row."""
+def first_slot(patch: pytest.MonkeyPatch, change: Callable[[int, int], int]) -> None:
+    """Another row for the first lane of a step: `change(row, rows of the pool) -> row`.
 
-    def copy(self: Engine, source: RowPool, read: Slot, target: RowPool, write: Slot) -> None:
-        shape = CopyShape(source.size, target.size)
-        maps = change(source.owner.bind([read], 1), target.owner.bind([write], 1), shape)
-        (copied,) = self.program(shape)(target.take(), source.look(), *jax.device_put(maps))
-        target.put(copied)
+    If another lane has that row, the two exchange theirs.
+    """
 
-    patch.setattr(Engine, "copy", copy)
+    def changed(slots: np.ndarray, pool: RowPool) -> np.ndarray:
+        row = change(int(slots[0]), pool.size)
+        slots[slots == row] = slots[0]
+        slots[0] = row
+        return slots
+
+    mapped(patch, changed)
 
 
 def clamped(patch: pytest.MonkeyPatch) -> None:
-    copies(patch, lambda read, write, shape: (read, np.clip(write + shape.target, 0, shape.target - 1)))
+    first_slot(patch, lambda row, rows: min(row + rows, rows - 1))
 
 
 def negative(patch: pytest.MonkeyPatch) -> None:
-    copies(patch, lambda read, write, shape: (read, write - shape.target))
+    first_slot(patch, lambda row, rows: (row - 1) % rows)
 
 
 def modulo(patch: pytest.MonkeyPatch) -> None:
-    copies(patch, lambda read, write, shape: (read % 2, write))
+    first_slot(patch, lambda row, rows: row % 2)
 
 
 def row_0_is_padding(patch: pytest.MonkeyPatch) -> None:
     right = Scheduler._by_lane
 
-    def by_lane(self: Scheduler, pool: RowPool, sequences: list[ActiveSequence]) -> list[ActiveSequence | None]:
-        return [None, *right(self, pool, sequences)[1:]] if pool.size > 1 else right(self, pool, sequences)
+    def by_lane(self: Scheduler, *about: Any) -> tuple[list[ActiveSequence | None], LaneMap]:
+        lanes, lane_map = right(self, *about)
+        if len(lanes) > 1:
+            lanes = [lane if row else None for lane, row in zip(lanes, lane_map.rows, strict=True)]
+        return lanes, lane_map
 
     patch.setattr(Scheduler, "_by_lane", by_lane)
 
 
 def parked_rows_are_free(patch: pytest.MonkeyPatch) -> None:
-    """Prompts are consumed among the rows of the sequences that wait to decode."""
-    right = Engine.borrow
-    made: list[RowPool] = []
+    """A prompt is consumed in the row of a sequence that decodes."""
+    right = Scheduler._admit
 
-    def borrow(self: Engine, use: Any, size: int) -> RowPool:
-        made.append(made[-1] if use == "decode" else right(self, use, size))
-        return made[-1]
+    def admit(self: Scheduler) -> None:
+        before = list(self.prefilling)
+        right(self)
+        for sequence in self.prefilling:
+            if sequence not in before and self.decoding and self._pool is not None and sequence.slot is not None:
+                self._pool.owner.release(sequence.slot)
+                sequence.slot = self.decoding[0].slot
 
-    patch.setattr(Engine, "borrow", borrow)
+    patch.setattr(Scheduler, "_admit", admit)
 
 
 def first_use_runs_twice(patch: pytest.MonkeyPatch) -> None:
@@ -68,29 +74,29 @@ def first_use_runs_twice(patch: pytest.MonkeyPatch) -> None:
     tried: set[Shape] = set()
     right = Engine.run
 
-    def run(self: Engine, shape: Shape, pool: RowPool, inputs: Any, **about: Any) -> Any:
+    def run(self: Engine, shape: Shape, *arguments: Any, **about: Any) -> Any:
         if shape not in tried:
             tried.add(shape)
-            right(self, shape, pool, inputs, **about)
-        return right(self, shape, pool, inputs, **about)
+            right(self, shape, *arguments, **about)
+        return right(self, shape, *arguments, **about)
 
     patch.setattr(Engine, "run", run)
 
 
 MUTANTS = (
     EngineMutant(
-        "copy-to-the-last-row", "tpu-inference#2752, SGLang#36885", "a row number past the end becomes the last row",
-        Finder.ALONE, clamped,
+        "slot-becomes-the-last-row", "tpu-inference#2752, SGLang#36885",
+        "a row number past the end becomes the last row", Finder.ALONE, clamped,
     ),
     EngineMutant(
-        "copy-to-row-minus-one", "flashinfer#5042", "a negative row number: nothing is written", Finder.ALONE, negative
+        "slot-below-0-wraps", "flashinfer#5042", "a negative row number counts from the end", Finder.ALONE, negative
     ),
-    EngineMutant("copy-from-row-modulo", "vllm-gaudi#1431", "the row is taken modulo 2", Finder.ALONE, modulo),
+    EngineMutant("slot-modulo", "vllm-gaudi#1431", "the row is taken modulo 2", Finder.ALONE, modulo),
     EngineMutant(
         "row-0-is-padding", "vLLM#39064", "who lives in row 0 is taken for padding", Finder.ALONE, row_0_is_padding
     ),
     EngineMutant(
-        "parked-rows-are-free", "TRT-LLM#13151", "prompts are consumed in rows of sequences that wait to decode",
+        "parked-rows-are-free", "TRT-LLM#13151", "prompts are consumed in rows of sequences that decode",
         Finder.OWNER, parked_rows_are_free,
     ),
     EngineMutant(

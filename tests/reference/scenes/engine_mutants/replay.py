@@ -17,7 +17,7 @@ from verify_scene import Scene, Steps, states
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps import verify
-from hybridlm.steps.contract import step_contract
+from hybridlm.steps.contract import slot_map, step_contract
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import accept, verify_step
@@ -25,6 +25,7 @@ from ir_passes import prove_isolation
 from ir_passes.proof.violations import IsolationError
 from ir_passes.proof.violations import ViolationKind as Kind
 from models import Decoder
+from models.state.rows import put_rows, take_rows
 
 
 class DraftCounts(NamedTuple):
@@ -103,8 +104,10 @@ def mutated(structure: Structure, mutants: Sequence[StepMutant]) -> Callable[...
             (counts, sampled), after = verify_step(structure, None, None)(params, rows, inputs)
         if any(mutant.carry is not behind_accepted for mutant in mutants):
             draft_counts = DraftCounts(counts, lengths, drafts, tokens.shape[1])
-            token = lax.switch(which, [mutant.carry for mutant in mutants], sampled.token, draft_counts, rows.token)
-            after = after._replace(token=token)
+            slots = inputs.batch.slots
+            carries, carried = [mutant.carry for mutant in mutants], take_rows(rows.token, slots)
+            token = lax.switch(which, carries, sampled.token, draft_counts, carried)
+            after = after._replace(token=put_rows(rows.token, slots, token))
         return (counts, sampled), after
 
     return step
@@ -123,7 +126,14 @@ def _put_in(
         return lax.switch(which, [mutant.accept for mutant in mutants], *about)
 
     def wrong_commit(
-        self: Decoder, kept: Any, tokens: Array, counts: Array, positions: Array, state: Any, kv_blocks: Array
+        self: Decoder,
+        kept: Any,
+        tokens: Array,
+        counts: Array,
+        positions: Array,
+        state: Any,
+        kv_blocks: Array,
+        *slots: Any,
     ) -> Any:
         for mutant in mutants:
             kept = kept if mutant.kept is None else mutant.kept(kept)
@@ -131,7 +141,7 @@ def _put_in(
         begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
 
         def replay(counts: Array, state: Any) -> Any:
-            return commit(self, kept, tokens, counts, begins, state, kv_blocks)
+            return commit(self, kept, tokens, counts, begins, state, kv_blocks, *slots)
 
         conv = lax.switch(which, [mutant.conv for mutant in mutants], draft_counts)
         if any(mutant.on_top for mutant in mutants):
@@ -187,7 +197,7 @@ class Faulty:
     def wrong(self, id: str) -> str:
         """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
         which = jnp.int32(self._ids.index(id))
-        shape = Shape("verify", self._steps.lanes, self._steps.tokens)
+        shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
         self._steps._programs[shape] = lambda *args: self._program(which, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
@@ -209,11 +219,12 @@ class Faulty:
 
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
-    shape = Shape("verify", steps.lanes, steps.tokens)
+    shape = Shape("verify", steps.lanes, steps.tokens, steps.lanes)
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
-        prove_isolation(lambda *args: step(jnp.int32(0), *args), args, step_contract(verifying=True))
+        contract = step_contract(True, slot_map(shape.rows))
+        prove_isolation(lambda *args: step(jnp.int32(0), *args), args, contract)
     except IsolationError as error:
         return {violation.kind for violation in error.violations}
     return set()

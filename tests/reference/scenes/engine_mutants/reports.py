@@ -17,7 +17,7 @@ LABEL = "tests/hybridlm/engine/test_prefix.py::test_a_snapshot_is_taken_at_the_p
 EVERY_BOUNDARY = "tests/hybridlm/prefix_cache/test_prefix_cache.py::test_cold_and_warm_agree"
 SCHEDULES = "tests/hybridlm/prefix_cache/test_prefix_cache_schedules.py::test_random_schedules"
 PUBLISHED = "tests/hybridlm/engine/test_prefix.py::test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit"
-COPIES = "tests/hybridlm/test_session.py::test_copies_are_proved_to_touch_one_row"
+COPIES = "tests/hybridlm/rows/test_row_parts.py::test_copies_are_proved_to_touch_one_row"
 THEN_NO_DRAFTS = f"{VERIFIED}::test_three_of_four_accepted_and_then_a_step_without_drafts"
 MIXED = f"{VERIFIED}::test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now"
 SINGLY = f"{VERIFIED}::test_the_same_as_one_token_at_a_time"
@@ -79,12 +79,12 @@ REPORTS = (
     Report("Atlas#141", "two snapshots in one row of a ring", ("ring-of-states",), ("snapshots-share-a-row",)),
     Report(
         "tpu-inference#2752", "a padding index is clamped to the last row",
-        ("copy-to-the-last-row",), ("clamped-padding",), (IDLE,),
+        ("slot-becomes-the-last-row",), ("clamped-padding",), (IDLE,),
     ),
-    Report("SGLang#36885", "-1 becomes the last row", ("copy-to-the-last-row",), ("sentinel-last-row",)),
-    Report("flashinfer#5042", "a negative row wraps", ("copy-to-row-minus-one",), ("wrapped-padding",), (COPIES,)),
+    Report("SGLang#36885", "-1 becomes the last row", ("slot-becomes-the-last-row",), ("sentinel-last-row",)),
+    Report("flashinfer#5042", "a negative row wraps", ("slot-below-0-wraps",), ("wrapped-padding",), (COPIES,)),
     Report("vLLM#39064", "two kernels disagree about the padding row", ("row-0-is-padding",), ("sentinels-differ",)),
-    Report("vllm-gaudi#1431", "rows modulo a size", ("copy-from-row-modulo",), ("remainder",)),
+    Report("vllm-gaudi#1431", "rows modulo a size", ("slot-modulo",), ("remainder",)),
     Report("TRT-LLM#13151", "rows of parked sequences are taken for free", ("parked-rows-are-free",), ("stale-tail",)),
     Report(
         "vLLM#37728", "condensing leaves a row twice", ("duplicate-after-condensing",),

@@ -27,7 +27,7 @@ MIXED_BATCHES = (
 ROLLBACK = (
     Report(
         "SGLang#26351", "of what is accepted nothing is written",
-        ("never-replayed", "never-copied"), (), (SINGLY,),
+        ("never-replayed", "decodes-in-another-row"), (), (SINGLY,),
     ),
     FORTY["vLLM#51508"],
     FORTY["xLLM#2247"],

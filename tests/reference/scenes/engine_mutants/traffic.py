@@ -1,8 +1,8 @@
 """Requests of all kinds that join, move, are cancelled and leave, and what is wrong with a run of them.
 
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
-early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and the rows of the
-pool that decodes are moved while three sequences live in it. With a prefix cache others run: conversations that go on,
+early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and
+decode steps get fewer lanes. With a prefix cache others run: conversations that go on,
 prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
 """
 
@@ -25,7 +25,8 @@ from ir_passes.host.slot_owner import SlotError
 from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150
-MOVED_AT = 9
+LANES = {9: 1, 47: 2, 52: 1}
+"""Lanes of decode steps from a step of the traffic on, or as many as are needed."""
 
 
 class Asked(NamedTuple):
@@ -50,7 +51,7 @@ REQUESTS = (
     Asked(0, 5, {"max_tokens": 7, "temperature": 1.0, "seed": 5}),
     Asked(0, 6, {"max_tokens": 30, "stop": STOPS}),
     Asked(0, 2, {"max_tokens": 1}),
-    Asked(2, 33, {"max_tokens": 16}),
+    Asked(2, 53, {"max_tokens": 16}),  # others decode before its prompt ends
     Asked(6, 11, {"max_tokens": 6, "temperature": 0.9, "top_k": 5, "seed": 9, "priority": 1}),
     Asked(8, 1, {"max_tokens": 6}),
     Asked(9, 10, {"max_tokens": 60}),
@@ -80,9 +81,9 @@ WITH_CACHE = tuple(
     )
 )
 BUDGET = CacheBudget(device=90_000, host=400_000)
-CANCELLED = {17: 8, 42: 0}
+CANCELLED = {17: 8, 42: 5}
 """Cancelled requests by step: one while it waits, one while it decodes."""
-CANCELLED_WITH_DRAFTS = {5: 2, 9: 8}
+CANCELLED_WITH_DRAFTS = {4: 2, 9: 8}
 """The first of them while a step verifies its drafts."""
 CANCELLED_WITH_CACHE = {1: 2, 21: 5}
 """Cancelled requests by step: one while its prompt is read, one while it decodes."""
@@ -135,7 +136,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     """
     found: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
-    engine._idle_pools.clear()  # nothing of a run that had a fault
+    engine._idle_pool = None  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
@@ -149,10 +150,8 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step == MOVED_AT and scheduler._decode_pool is not None:
-                while session._in_flight and session._in_flight[0].accepted is not None:
-                    session._read()  # as the session itself does before rows move
-                scheduler._resize(scheduler._decode_pool.size)
+            if step in LANES and scheduler.decoding:
+                scheduler._decode_lanes = LANES[step]
             for event in session.step():
                 if event.completion is not None:
                     found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)
@@ -173,6 +172,8 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
         return Finder.SANITIZER
     except (hybridlm.SnapshotError, TreeError):
         return Finder.LABEL
+    except jax.errors.JaxRuntimeError:
+        return Finder.KERNEL
     except Changed:
         return Finder.ARRAYS
     except (NeverEnded, hybridlm.NumericalError):

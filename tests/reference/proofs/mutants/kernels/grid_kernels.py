@@ -1,4 +1,4 @@
-"""Faults in Pallas kernels with a computed grid, with blocks beyond the last lane, and with rotated rows."""
+"""Faults in Pallas kernels: computed grids, blocks beyond lanes, rotated rows."""
 
 from typing import Any
 

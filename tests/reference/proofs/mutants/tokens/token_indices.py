@@ -1,4 +1,4 @@
-"""Tokens of other lanes in windows along an axis, by wrong lengths, by infinities, and in loops over indices."""
+"""Tokens of other lanes through windows, lengths, infinities, and index loops."""
 
 from typing import Any
 

@@ -20,33 +20,17 @@ def _tile(id: str, description: str, step: Any) -> Any:
     return wrong("lane tiles: mapped in batches", f"lane-tile-{id}", "JAX", description, step, *BAD)
 
 
-def _multiplied(left: Any, right: Any) -> Any:
-    return left[0] | right[0], (1.0 - right[0].astype(jnp.float32)) * left[1] + right[1]
+_multiplied = lambda rest, right: (rest[0] | right[0], (1.0 - right[0].astype(jnp.float32)) * rest[1] + right[1])
+_left = lambda rest, right: (rest[0] | right[0], jnp.where(rest[0], right[1], rest[1] + right[1]))
+_both = lambda rest, right: (rest[0] & right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_right_only = lambda rest, right: (right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_left_flag = lambda rest, right: (rest[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_negated = lambda rest, right: (rest[0] | right[0], jnp.where(right[0], rest[1] + right[1], right[1]))
 
 
-def _left(left: Any, right: Any) -> Any:
-    return left[0] | right[0], jnp.where(left[0], right[1], left[1] + right[1])
-
-
-def _both(left: Any, right: Any) -> Any:
-    return left[0] & right[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-
-def _right_only(left: Any, right: Any) -> Any:
-    return right[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-
-def _left_flag(left: Any, right: Any) -> Any:
-    return left[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-
-def _negated(left: Any, right: Any) -> Any:
-    return left[0] | right[0], jnp.where(right[0], left[1] + right[1], right[1])
-
-
-def _state_kept(left: Any, right: Any) -> Any:
+def _state_kept(rest: Any, right: Any) -> Any:
     flag, decay, state = right
-    return left[0] | flag, jnp.where(flag, decay, left[1] * decay), decay * left[2] + state
+    return rest[0] | flag, jnp.where(flag, decay, rest[1] * decay), decay * rest[2] + state
 
 
 def _carried(x, y):

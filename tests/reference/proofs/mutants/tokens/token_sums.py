@@ -47,8 +47,7 @@ def _shifted(pool, slots, x, active):
 
 
 def _two_versions(pool, slots, x, active):
-    first = pool.at[slots[0]].set(x[0])
-    return jnp.where(active[1], first.at[slots[1]].set(x[1]), pool)
+    return jnp.where(active[1], pool.at[slots[0]].set(x[0]).at[slots[1]].set(x[1]), pool)
 
 
 def _clipped_sum(x, cu):

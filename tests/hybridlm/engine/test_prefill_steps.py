@@ -1,4 +1,4 @@
-"""Prefill pools fit their sequences, prefill steps cost least, and completions equal those of prompts alone."""
+"""Prefill steps fit their sequences and cost least, and completions equal those of prompts alone."""
 
 import itertools
 from pathlib import Path
@@ -11,7 +11,7 @@ from random_checkpoint import write_random_checkpoint
 import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, cheapest_width
-from hybridlm.programs.shapes import CopyShape, Shape
+from hybridlm.programs.shapes import Shape
 
 
 def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
@@ -44,7 +44,7 @@ def test_width_for_several_prompts(counts: list[int], width: int) -> None:
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    directory: Path = write_random_checkpoint("dense_base", tmp_path_factory.mktemp("prefill_pools"))
+    directory: Path = write_random_checkpoint("dense_base", tmp_path_factory.mktemp("prefill_steps"))
     return hybridlm.load(directory, lanes=4, context=512, progress=False, certify="off")
 
 
@@ -87,10 +87,11 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
         ({0: [129]}, ["1x128", "1x8"]),
         ({0: [300]}, ["1x128", "1x128", "1x32", "1x32"]),
         ({0: [20, 30]}, ["4x32"]),
-        ({0: [20, 200]}, ["4x32", "1x128", "1x32", "1x8"]),  # the second prompt moves to a pool of one row
-        # The first prompt moves to a pool of four rows and back.
+        ({0: [20, 200]}, ["4x32", "1x128", "1x32", "1x8"]),  # the second prompt goes on in steps of one lane
+        # The first prompt goes on in a step of four lanes and then in steps of one.
         ({0: [300], 1: [20]}, ["1x128", "4x32", "1x128", "1x32"]),
-        ({0: [20, 20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt finds a pool of four rows, idle
+        ({0: [20, 20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt waits for a row
+        ({0: [20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt is late, the others decode
     ],
     ids=str,
 )
@@ -106,10 +107,24 @@ def test_steps_fit_prompts(lm: hybridlm.LM, arrivals: dict[int, list[int]], step
         np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
 
 
-def test_moves_between_prefill_pools_are_warmed_up(lm: hybridlm.LM) -> None:
+def test_prefill_steps_are_warmed_up(lm: hybridlm.LM) -> None:
     shapes = set(all_shapes(lm.engine))
-    assert {CopyShape(1, 4), CopyShape(4, 1)} <= shapes
-    assert {Shape("generate", lanes, width) for lanes in (1, 4) for width in (8, 32, 128)} <= shapes
+    assert {Shape("generate", lanes, width, 4) for lanes in (1, 4) for width in (8, 32, 128)} <= shapes
+
+
+def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM) -> None:
+    rows: dict[int, set[int]] = {}
+    with lm.session() as session:
+        for tokens in (300, 20, 40):
+            session.submit(prompt(tokens), max_tokens=6, ignore_eos=True)
+            session.step()
+        while session.busy:
+            for sequence in session._scheduler.joined:
+                assert session._scheduler._pool is not None and sequence.slot is not None
+                row = session._scheduler._pool.rows_of([sequence.slot])[0]
+                rows.setdefault(sequence.request.index, set()).add(row)
+            session.step()
+    assert sorted(map(len, rows.values())) == [1, 1, 1] and len(set.union(*rows.values())) == 3
 
 
 @pytest.mark.slow
@@ -122,7 +137,7 @@ def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None
 
 
 def test_the_step_of_a_short_prompt_is_loaded_first(lm: hybridlm.LM) -> None:
-    assert {Shape("generate", 1, width) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
+    assert {Shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
 
 
 @pytest.mark.slow

@@ -1,0 +1,39 @@
+"""Files of a release: one version everywhere, a change log that can be read, a workflow that runs the checks."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import hybridlm
+
+MAX_WORDS = 2500
+"""Words of CHANGELOG.md: what a user of the version before needs to know."""
+
+
+def test_one_version_everywhere(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    citation = (root / "CITATION.cff").read_text()
+    headings = re.findall(r"^## \[([\d.]+)\]", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
+    versions = [project["version"], *re.findall(r"^version: (\S+)$", citation, re.MULTILINE), headings[0]]
+    assert versions == [hybridlm.__version__] * 3
+
+
+def test_the_citation_has_the_fields_of_its_format(root: Path) -> None:
+    citation = (root / "CITATION.cff").read_text()
+    fields = set(re.findall(r"^([a-z-]+):", citation, re.MULTILINE))
+    assert {"cff-version", "message", "title", "authors", "version", "date-released", "license"} <= fields
+
+
+def test_the_change_log_begins_with_ten_lines_and_is_short(root: Path) -> None:
+    text = (root / "CHANGELOG.md").read_text()
+    _, _, release = text.partition(f"## [{hybridlm.__version__}]")
+    summary = release.split("\n### ")[0]
+    assert re.findall(r"^(\d+)\. ", summary, re.MULTILINE) == [str(number) for number in range(1, 11)]
+    assert len(text.split()) <= MAX_WORDS, "lines of earlier versions came back, or too many lines were added"
+
+
+def test_the_workflow_calls_the_checks(root: Path) -> None:
+    workflow = (root / ".github" / "workflows" / "ci.yml").read_text()
+    for script in (".ci/run", ".ci/long"):
+        assert re.search(rf"^ +- run: .*{re.escape(script)}$", workflow, re.MULTILINE)
+        assert (root / script).stat().st_mode & 0o111

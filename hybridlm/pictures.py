@@ -79,6 +79,11 @@ class StateHistory:
         return f"StateHistory({layers} layers x {heads} heads, {len(self.token_ids)} tokens in {groups} groups)"
 
 
+def _require_one_device(lm: LM, name: str) -> None:
+    if lm.engine.placement.mesh is not None:
+        raise ValueError(f"{name}: expected a model on one device, this one has a mesh; load it without")
+
+
 def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
     """Compute norms, ranks and origins of the recurrent states of a text.
 
@@ -92,8 +97,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
             other numbers of heads, or the states of all groups need more than `MAX_STATE_BYTES`.
     """
     check_count(group, "group")
-    if lm.engine.placement.mesh is not None:
-        raise ValueError("state_history: expected a model on one device, this one has a mesh; load it without")
+    _require_one_device(lm, "state_history")
     ids = lm.text_model.inputs.encode(tokens, "tokens")
     mixers = _recurrent(lm.model)
     if not mixers:
@@ -219,8 +223,7 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
     """
     if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= lm.config.vocab_size:
         raise ValueError(f"top: expected 1..{lm.config.vocab_size}, got {top!r}")
-    if lm.engine.placement.mesh is not None:
-        raise ValueError("logit_lens: expected a model on one device, this one has a mesh; load it without")
+    _require_one_device(lm, "logit_lens")
     ids = lm.text_model.inputs.encode(tokens, "tokens")
     hidden = lm.forward(np.array(ids), logits=False).hidden_states
     following = jnp.asarray([*ids[1:], 0], jnp.int32)

@@ -172,9 +172,7 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
     # Every header is checked here.
     load_parameters(OpenModel(checkpoint, family, model.config), model.dtype, only=[])
     return Update(
-        names,
-        lambda params: fingerprint_of(checkpoint, model.dtype),
-        partial(_read, checkpoint, family, model),
+        names, lambda params: fingerprint_of(checkpoint, model.dtype), partial(_read, checkpoint, family, model)
     )
 
 

@@ -110,7 +110,7 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
         for shape in shapes:
             floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, CONTEXT)
             step = engine.program(shape)
-            report = step_report(shape, step, floor, machine, CONTEXT)
+            report = step_report(shape, step, floor, machine, CONTEXT, engine.example_arguments(shape))
             assert floor is not None and report.certificate is not None
             moved = [
                 (kernel, kernel.moved * (report.turns if kernel.by_data else 1))

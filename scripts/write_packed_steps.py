@@ -51,7 +51,9 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
                 shape = engine.generating(lanes, tokens)
                 structure, rows = engine.row_arrays.model, engine.row_arrays.dtype
                 floor = floor_of(structure, shape, engine.placement, rows, CONTEXT)
-                report = step_report(shape, engine.program(shape), floor, machine, CONTEXT)
+                report = step_report(
+                    shape, engine.program(shape), floor, machine, CONTEXT, engine.example_arguments(shape)
+                )
                 assert floor is not None
                 floor_bytes, faults = floor.moved, (*faults, *report.faults)
                 scratch.append(f"{report.scratch / 1e6:.1f}")

@@ -72,7 +72,10 @@ class EngineSide:
         return out
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each decode step of all lanes; see `Side.decode`."""
+        """Return the seconds of each decode step of all lanes.
+
+        Their sum is the time from the begin to the last token on the host.
+        """
         if self.position + steps > self._engine.context:
             self._start()
         ends = [time.perf_counter()]

@@ -65,7 +65,7 @@ class LlamaServerSide:
         return side_failure(reason, self._command, self._stderr)
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
-        """See `MixedSide.run`."""
+        """Return the seconds from the first submission to the last token."""
         settings = {**SAMPLED, "min_p": 0.0} if sampled else {"temperature": 0.0, "top_k": 1}
 
         def complete(request: MixedRequest) -> int:
@@ -91,7 +91,7 @@ class LlamaServerSide:
             raise self._failure(f"a request failed: {error}") from error
 
     def close(self) -> None:
-        """See `MixedSide.close`."""
+        """End the process."""
         self._process.terminate()
         self._process.wait()
         self._stderr.close()

@@ -5,7 +5,7 @@ Lengths are log-normal, as in offline work. End tokens are ignored, so that ever
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,20 +22,6 @@ class MixedRequest(NamedTuple):
 
     prompt: list[int]
     max_tokens: int
-
-
-class MixedSide(Protocol):
-    """An engine for mixed batches; raises `SideFailed` if it cannot be measured."""
-
-    name: str
-
-    def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
-        """Return the seconds from the first submission to the last token."""
-        ...
-
-    def close(self) -> None:
-        """End the processes of the engine."""
-        ...
 
 
 def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[MixedRequest]:
@@ -72,7 +58,7 @@ class OwnMixedSide:
         self.decode: float | None = None
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
-        """See `MixedSide.run`."""
+        """Return the seconds from the first submission to the last token."""
         settings: dict[str, Any] = dict(SAMPLED) if sampled else {}
         stats = self._lm.stats
         start = time.perf_counter()
@@ -90,7 +76,7 @@ class OwnMixedSide:
         return seconds
 
     def close(self) -> None:
-        """See `MixedSide.close`; a model has no process."""
+        """A model has no process to end."""
 
 
 PLACES = ("step_tokens", "step_places", "decode_tokens", "decode_places")

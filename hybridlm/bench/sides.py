@@ -1,11 +1,15 @@
-"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns."""
+"""Sides of a benchmark: engines with equal numbers of sequences, measured in turns.
+
+A side has a checkpoint, a number of sequences and a prompt length, and is warmed up. Another engine than ours raises
+`SideFailed` where it cannot be measured.
+"""
 
 import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import numpy as np
 
@@ -31,26 +35,6 @@ def side_failure(reason: str, command: Sequence[str], stderr: bytes | IO[bytes])
         stderr = stderr.read()
     printed = stderr[-MAX_PRINTED:].decode(errors="replace").strip() or "nothing on standard error"
     return SideFailed(f"{reason}; the command was: {' '.join(command)}; it printed: {printed}")
-
-
-class Side(Protocol):
-    """One engine with a checkpoint, a number of sequences and a prompt length, warmed up.
-
-    Another engine than ours raises `SideFailed` where it cannot be measured.
-    """
-
-    name: str
-
-    def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each step of one token per sequence, or their mean.
-
-        Their sum is the time from the begin to the last token on the host.
-        """
-        ...
-
-    def prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill new prompts of `tokens` tokens, one per sequence."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class VllmSide:
         return side_failure(reason, self._command, self._stderr)
 
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
-        """See `MixedSide.run`."""
+        """Return the seconds from the first submission to the last token."""
         assert self._process.stdin is not None
         settings = dict(SAMPLED) if sampled else {"temperature": 0.0}
         body = {"prompts": [r.prompt for r in requests], "max_tokens": [r.max_tokens for r in requests]}
@@ -72,7 +72,7 @@ class VllmSide:
         return float(result["seconds"])
 
     def close(self) -> None:
-        """See `MixedSide.close`."""
+        """End the process."""
         self._process.terminate()
         with self._process:  # closes its pipes and waits
             self._stderr.close()

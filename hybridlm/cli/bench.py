@@ -17,7 +17,7 @@ from hybridlm.bench.limits import measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import Measured, Side, in_turns
+from hybridlm.bench.sides import Measured, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
@@ -28,6 +28,7 @@ from hybridlm.lm import LM
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report.step_report import floor_of
 
+Side = EngineSide | LlamaCppSide | TransformersSide
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
@@ -116,8 +117,7 @@ class Report:
 
     plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
     profile: Annotated[
-        bool,
-        typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
+        bool, typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill.")
     ] = False
     start: Annotated[
         bool,

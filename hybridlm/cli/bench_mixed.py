@@ -13,13 +13,14 @@ import typer
 from rich.text import Text
 
 from hybridlm.bench.llama_server import LlamaServerSide
-from hybridlm.bench.mixed import MixedRequest, MixedSide, OwnMixedSide, mixed_requests
+from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
 from hybridlm.lm import LM
 
+MixedSide = OwnMixedSide | LlamaServerSide | VllmSide
 DEFAULT_CONTEXT = 2048
 EXIT_SIDES_FAILED = 3
 

@@ -178,13 +178,7 @@ def _read_tools(file: Path) -> list[Any]:
     return value
 
 
-def _chat_ids(
-    lm: LM,
-    message: str | list[Any],
-    chat: Chat,
-    variables: dict[str, Any],
-    tools: list[Any],
-) -> list[int]:
+def _chat_ids(lm: LM, message: str | list[Any], chat: Chat, variables: dict[str, Any], tools: list[Any]) -> list[int]:
     if lm.tokenizer is None:
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):

@@ -37,8 +37,7 @@ def launch(
         int | None, typer.Option(help="Virtual devices of each process, on CPUs.", show_default="as many as there are")
     ] = None,
     timeout: Annotated[
-        float,
-        typer.Option(help="Seconds within which all processes end if one dies or stops responding, at most 60."),
+        float, typer.Option(help="Seconds within which all processes end if one dies or stops responding, at most 60.")
     ] = environment.MAX_TIMEOUT,
     debug: Debug = False,
 ) -> None:

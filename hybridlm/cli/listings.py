@@ -16,8 +16,7 @@ from models import WRAPPERS, families
 cache = typer.Typer(no_args_is_help=True, help="List or delete compiled steps that are kept between processes.")
 
 Folder = Annotated[
-    Path | None,
-    typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default"),
+    Path | None, typer.Option("--folder", help="The `compilation_cache` of `load`.", show_default="the default")
 ]
 
 

@@ -26,8 +26,7 @@ GroupSize = Annotated[
     typer.Option(help="Columns that share a scale, of integers.", show_default="128 for int4, a row for int8"),
 ]
 Mixers = Annotated[
-    bool,
-    typer.Option("--mixers", help="With 4 bits, quantise attention, linear attention and Mamba, too."),
+    bool, typer.Option("--mixers", help="With 4 bits, quantise attention, linear attention and Mamba, too.")
 ]
 Head = Annotated[
     bool, typer.Option("--head", help="Quantise the head and the embedding, too; in 8 bits with every scheme.")

@@ -146,15 +146,7 @@ class Parts:
         except ValueError as error:
             raise ValueError(f"{self._manifest}: cannot be read ({error}); {_WAY_OUT}") from error
 
-    def add(
-        self,
-        content: bytes,
-        rows: int,
-        tokens: int,
-        errors: int,
-        error: str | None,
-        **counts: int,
-    ) -> None:
+    def add(self, content: bytes, rows: int, tokens: int, errors: int, error: str | None, **counts: int) -> None:
         """Write the next part; `counts` are the other fields of its record.
 
         When this returns no crash can lose it; if it fails, earlier parts are unharmed.

@@ -28,10 +28,11 @@ def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tu
 
     Args:
         step: positional arguments in, a tuple out; run inside `jax.shard_map`.
-        contract: contract of the step. If devices disagree, its lengths become 0 and the rows that it writes are past
-            the end of their pool; the proof shows that no row changes then.
+        contract: contract of the step. If devices disagree, its lengths become 0; without lengths, the rows that it
+            writes are past the end of their pool. The proof shows that no row changes then.
     """
     entries = contract.inputs
+    counted = any(_is_length(entry) for entry in jax.tree.leaves(entries, is_leaf=is_entry))
 
     @functools.wraps(step)
     def run(*operands: Any) -> tuple:
@@ -40,12 +41,16 @@ def with_operand_check(step: Callable[..., tuple], contract: LaneContract) -> tu
         agree = devices_agree((digest, maps))
 
         def guarded(entry: Any, arg: Any) -> Any:
-            if isinstance(entry, Lane) and entry.role == "length":
+            if _is_length(entry):
                 return jnp.where(agree, arg, jnp.int32(0))
-            if isinstance(entry, SlotMap) and entry.role != "read":
+            if isinstance(entry, SlotMap) and entry.role != "read" and not counted:
                 return jnp.where(agree, arg, jnp.int32(entry.size))
             return arg
 
         return *step(*jax.tree.map(guarded, entries, tuple(args), is_leaf=is_entry)), agree
 
     return run, replace(contract, inputs=(*entries, Shared()), outputs=(*contract.outputs, Shared()))
+
+
+def _is_length(entry: Any) -> bool:
+    return isinstance(entry, Lane) and entry.role == "length"

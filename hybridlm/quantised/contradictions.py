@@ -1,7 +1,7 @@
 """Contradictions between the tensors of quantised weights and a checkpoint's configuration."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from hybridlm.quantised.groups import module_name
@@ -23,11 +23,11 @@ def contradictions(
         plain: names of the other tensors.
     """
     exact = {module_name(entry) for entry in settings.ignored if not _is_pattern(entry)}
-    patterns = _Patterns(entry for entry in settings.ignored if _is_pattern(entry))
+    patterns = _by_words(entry for entry in settings.ignored if _is_pattern(entry))
     for name, tensor in quantised.items():
         module = module_name(name)
         listed = None if settings.listed is None else _listed(module, settings.listed)
-        pattern = patterns.find(name.removesuffix(".weight"), module)
+        pattern = _matching(patterns, name.removesuffix(".weight"), module)
         if module in exact or pattern is not None:
             statement = f"lists {pattern or module} as stored plainly"
         elif listed is not None and not _forms(tensor) & listed:
@@ -81,28 +81,28 @@ def _is_pattern(entry: str) -> bool:
     return entry.startswith("re:") or any(sign in entry for sign in "*?[")
 
 
-class _Patterns:
-    """Patterns of the configuration, indexed by the whole words that they begin with.
+def _by_words(entries: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+    """Return patterns of the configuration, and their entries, by the whole words that they begin with.
 
     So a name is compared with few patterns: published files have hundreds of patterns and a hundred thousand tensors. A
     pattern matches with and without the wrappers of the language model. Regular expressions of a file are not run,
     because they could take forever.
     """
+    patterns: dict[str, list[tuple[str, str]]] = {}
+    for entry in entries:
+        if not entry.startswith("re:"):
+            for pattern in {entry, module_name(entry)}:
+                literal = re.split(r"[*?[]", pattern, maxsplit=1)[0]
+                patterns.setdefault(literal.rpartition(".")[0], []).append((pattern, entry))
+    return patterns
 
-    def __init__(self, entries: Iterable[str]) -> None:
-        self._by_words: dict[str, list[tuple[str, str]]] = {}
-        for entry in entries:
-            if not entry.startswith("re:"):
-                for pattern in {entry, module_name(entry)}:
-                    literal = re.split(r"[*?[]", pattern, maxsplit=1)[0]
-                    self._by_words.setdefault(literal.rpartition(".")[0], []).append((pattern, entry))
 
-    def find(self, *names: str) -> str | None:
-        """Return the entry of a pattern that matches one of a module's names, or None."""
-        for name in names:
-            words = name.split(".")
-            for count in range(len(words)):
-                for pattern, entry in self._by_words.get(".".join(words[:count]), ()):
-                    if fnmatchcase(name, pattern):
-                        return entry
-        return None
+def _matching(patterns: Mapping[str, Sequence[tuple[str, str]]], *names: str) -> str | None:
+    """Return the entry of a pattern that matches one of a module's names, or None."""
+    for name in names:
+        words = name.split(".")
+        for count in range(len(words)):
+            for pattern, entry in patterns.get(".".join(words[:count]), ()):
+                if fnmatchcase(name, pattern):
+                    return entry
+    return None

@@ -11,10 +11,7 @@ from hybridlm.steps.operands import Batch, StepInputs
 
 
 def sampling_inputs(
-    batch: Batch,
-    lanes: Sequence[ActiveSequence | None],
-    vocab_size: int,
-    drafts: Sequence[Sequence[int]] | None = None,
+    batch: Batch, lanes: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None = None
 ) -> StepInputs:
     """Return the inputs of a step that samples the next token of each lane.
 

@@ -10,16 +10,7 @@ import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
 from hybridlm.score_files.lines import TextLines
-from hybridlm.score_files.rows import (
-    Columns,
-    IdKinds,
-    InputRow,
-    Kind,
-    Lists,
-    OutputRow,
-    SortedParts,
-    TextObjects,
-)
+from hybridlm.score_files.rows import Columns, IdKinds, InputRow, Kind, Lists, OutputRow, SortedParts, TextObjects
 
 
 class JsonLines(TextLines):

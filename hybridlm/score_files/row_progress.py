@@ -8,16 +8,7 @@ from typing import NamedTuple
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from hybridlm import progress
-from hybridlm.progress import (
-    FileProgress,
-    Lines,
-    Speed,
-    Tokens,
-    every,
-    lines_or_bar,
-    no_tokens,
-    progress_bar,
-)
+from hybridlm.progress import FileProgress, Lines, Speed, Tokens, every, lines_or_bar, no_tokens, progress_bar
 
 
 class Amount(NamedTuple):

@@ -41,6 +41,22 @@ def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list
     return [values.get(getattr(path[-1], "name", "")) if path[0].idx == 1 else None for path, _ in leaves]
 
 
+def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
+    """Return lanes times key/value heads on a device, for each size of a KV cache among a step's arguments.
+
+    Args:
+        arguments: example arguments of the step.
+        lanes: of the step, on all devices.
+    """
+    sizes = set[int]()
+    for path, leaf in jax.tree.leaves_with_path(arguments):
+        if getattr(path[-1], "name", "") == "key" and len(leaf.shape) == 4:
+            sharding = getattr(leaf, "sharding", None)
+            rows, heads, *_ = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+            sizes.add(max(1, lanes * rows // leaf.shape[0]) * heads)
+    return sizes
+
+
 def counted_kernels(
     kernels: Kernels, program: Any, known: Sequence[Any], cache: int
 ) -> tuple[Kernels, tuple[str, ...]]:
@@ -54,8 +70,6 @@ def counted_kernels(
         known: as `known_inputs`.
         cache: bytes of the device's cache.
     """
-    if not any(kernel.shapes for kernel in kernels.kernels):
-        return kernels, ()
     return with_reads(kernels, kernel_reads(program, known), cache)
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, Shape
-from hybridlm.target_report.kernel_reads import counted_kernels, known_inputs
+from hybridlm.target_report.kernel_reads import cache_heads, counted_kernels, known_inputs
 from ir_passes import Certificate, CompiledStep
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
@@ -181,7 +181,7 @@ def step_report(
     floor: Floor | None,
     target: Target,
     context: int,
-    arguments: tuple[Any, ...] | None = None,
+    arguments: tuple[Any, ...],
 ) -> StepReport:
     """Return the report of a compiled step.
 
@@ -189,12 +189,14 @@ def step_report(
         step: compiled for the target.
         floor: floor of the step; None for moves of states.
         context: positions of each lane, for loops over blocks of the KV cache and for reads of kernels.
-        arguments: example arguments of the step; with them the reads of its kernels are counted.
+        arguments: example arguments of the step.
     """
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
-    if arguments is not None and isinstance(shape, Shape):
+    if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
         kernels, uncounted = counted_kernels(kernels, step.jaxpr, known_inputs(shape, arguments, context), target.cache)
-    visited = turn_blocks(cache_positions(context) // KV_BLOCK, target.platform)
+    blocks = cache_positions(context) // KV_BLOCK
+    all_heads = cache_heads(arguments, lanes)
+    visited = min((turn_blocks(blocks, target.platform, heads) for heads in all_heads), default=blocks)
     turns = -(-kv_blocks(context) // visited) if isinstance(shape, Shape) else 0
     repeated = [kernel for kernel in kernels.kernels if kernel.loop is not None and FURTHER_PASSES not in kernel.loop]
     runs = turns * sum(kernel.times for kernel in repeated)

@@ -75,11 +75,7 @@ class ChatTemplate(CompiledTemplate):
             raise ChatTemplateError("chat template: expected it to use `messages`, found no use of them")
 
     def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        continue_final_message: bool | str = False,
-        **variables: Any,
+        self, messages: Sequence[Mapping[str, Any]], *, continue_final_message: bool | str = False, **variables: Any
     ) -> str:
         """Return the text of a conversation.
 

@@ -5,15 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ir_passes.compile.certificate import (
-    FORMAT,
-    Certificate,
-    Fingerprints,
-    Memory,
-    PoolVerdict,
-    Seconds,
-    Versions,
-)
+from ir_passes.compile.certificate import FORMAT, Certificate, Fingerprints, Memory, PoolVerdict, Seconds, Versions
 from ir_passes.compile.stage import ProvedTrace
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
 from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement

@@ -77,10 +77,7 @@ def plan_step(
         len(of_one_device(proved.graph.program).jaxpr.eqns),
         proved.proof.proved,
         proved.proof.assumed,
-        (
-            NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"),
-            *uncovered_by_proof(proved.graph.bound),
-        ),
+        (NotCovered.COMPILED_PROGRAM.statement(why="it was not compiled"), *uncovered_by_proof(proved.graph.bound)),
         tuple(scheduled.collective for scheduled in schedule_of(proved.graph.program)),
         plan,
         clock.seconds,

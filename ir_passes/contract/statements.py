@@ -267,13 +267,6 @@ class Refusal(StatementId):
     NOT_AUDITED = "not-audited", "The program was not audited: {why}"
 
 
-ALWAYS_PROVED = (
-    Claim.NON_INTERFERENCE,
-    Claim.FRAME,
-    Claim.LINEAR_USE,
-    Claim.COUPLING,
-    Claim.BOUNDS,
-    Claim.CONSTANTS,
-)
+ALWAYS_PROVED = (Claim.NON_INTERFERENCE, Claim.FRAME, Claim.LINEAR_USE, Claim.COUPLING, Claim.BOUNDS, Claim.CONSTANTS)
 """Claims of every proof; further claims depend on the contract."""
 NEVER_COVERED = NotCovered.MACHINE_CODE, NotCovered.BITWISE_EQUALITY, NotCovered.CALLER, NotCovered.NAN_BITS

@@ -11,15 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.contract import (
-    Bound,
-    BoundContract,
-    ContractFault,
-    Lane,
-    PageTable,
-    Pool,
-    SlotMap,
-)
+from ir_passes.contract.contract import Bound, BoundContract, ContractFault, Lane, PageTable, Pool, SlotMap
 from ir_passes.jaxpr.dtypes import dtype_of, is_key, to_numpy
 
 

@@ -15,7 +15,7 @@ from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
 from ir_passes.proof.numbering import Leaf, Number, Numbering
 from ir_passes.proof.owners import OneLane, Order
 from ir_passes.proof.pool_versions import PoolVersions
-from ir_passes.proof.values import Constant, Iota, NotLater, Value
+from ir_passes.proof.values import Constant, Iota, NotLater, Range, Value
 from ir_passes.proof.violations import Violation
 
 Env = dict[Any, Value]
@@ -50,6 +50,8 @@ class Prover:
         bound: the contract.
         idle: role of the input that makes a lane idle, in a walk for idle lanes; otherwise "".
         counted: count the comparison of a lane's number with the number of active lanes as data of this lane.
+        stopped: site, value number -> bounds for the elements of a lane that has stopped, in a walk over the body of a
+            loop; None in other walks.
         disagreeing: the comparison of devices' operands that is assumed to fail; otherwise None.
         reorders: True if the program may sort rows.
         violations: those that count wherever the result is used.
@@ -79,6 +81,7 @@ class Prover:
     bound: BoundContract
     idle: str = ""
     counted: bool = False
+    stopped: Callable[[Any, Number], Range | None] | None = None
     disagreeing: Any = None
     reorders: bool = True
     violations: list[Violation] = field(default_factory=list)

@@ -123,13 +123,15 @@ class Site:
             owner = self._framed(owner, operands)
         elif reveals_order(self.eqn, owner, operands, self.shapes):
             owner = self.mixed("a shared array reveals where rows lie in an order that depends on all lanes", REMEDY)
-        if isinstance(owner, Mixed) and self.prover.idle:
+        if isinstance(owner, Mixed) and (self.prover.idle or self.prover.stopped):
             bounds = None  # the element may come from another lane, and that lane is not idle
         fact = value.fact or self._constant(operands) or self._tiled(owner, operands)
         if bounds is not None and not fits(self.eqn.outvars[result].aval, *bounds):
             bounds = None  # integers wrap, or are rounded
             fact = None if isinstance(fact, Iota) else fact
         number = value.number or self._number(operands, result)
+        if self.prover.stopped is not None and not isinstance(owner, Mixed):
+            bounds = self.prover.stopped(self, number) or bounds
         return Value(owner, number, bounds, fact, value.intact, value.version, uniform)
 
     def _tiled(self, owner: Owner, operands: list[Value]) -> Tiles | None:

@@ -59,6 +59,17 @@ class ActiveLane(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class RealToken(Fact):
+    """Every element is the number of one token that is no padding.
+
+    Attributes:
+        layout: layout of the tokens.
+    """
+
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
@@ -123,7 +134,8 @@ class SegmentIds(Fact):
 class LaneOfToken(Fact):
     """The lane of the token of a loop iteration.
 
-    For padding: the number of lanes, or the last lane.
+    Attributes:
+        padding: as in `SegmentIds`, or "none" if the token is no padding.
     """
 
     token: Symbol
@@ -468,6 +480,16 @@ class PlusConstant(Fact):
 
     number: Number
     by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Greatest(Fact):
+    """The element is at most K, and at least min(entry, K) for each entry of the value with this number.
+
+    K is a shared number; without limits it is the greatest number of the dtype.
+    """
+
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,7 @@ class Interpreter:
     """
 
     def __init__(
-        self,
-        lanes: int,
-        judge: Judge,
-        named: dict[int, Any] | None = None,
-        opaque: Mapping[str, Opaque] | None = None,
+        self, lanes: int, judge: Judge, named: dict[int, Any] | None = None, opaque: Mapping[str, Opaque] | None = None
     ):
         self.lanes, self.judge, self.named, self.opaque = lanes, judge, named or {}, opaque or {}
         self.untracked: dict[Statement, None] = {}

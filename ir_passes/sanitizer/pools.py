@@ -110,12 +110,7 @@ def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -
 
 
 def settle(
-    run: Walk,
-    where: ir.JaxprEqn | str,
-    tags: Tags | None,
-    shape: tuple[int, ...],
-    holders: Ints,
-    slots: Ints,
+    run: Walk, where: ir.JaxprEqn | str, tags: Tags | None, shape: tuple[int, ...], holders: Ints, slots: Ints
 ) -> tuple[Ints, Ints]:
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 

@@ -22,7 +22,6 @@ from ir_passes.xla_audit.program import (
     Executable,
     Index,
     Instruction,
-    IoAlias,
     Module,
     Slice,
 )
@@ -121,10 +120,10 @@ def read_module(data: bytes) -> Module:
         computations[entry["id"]] = Computation(entry["id"], entry["name"], entry["is_fusion"], entry["root_id"], read)
     sequences = raw["schedule"]["sequences"] if raw["schedule"] else ()
     schedule = {sequence["key"]: sequence["value"]["instruction_ids"] for sequence in sequences if sequence["value"]}
-    aliases = tuple(
-        IoAlias(alias["output_index"], alias["parameter_number"], alias["parameter_index"])
+    aliases = {
+        (alias["parameter_number"], alias["parameter_index"]): alias["output_index"]
         for alias in (raw["alias"]["entries"] if raw["alias"] else ())
-    )
+    }
     scheduled = [computation for computation in computations.values() if computation.id in schedule]
     every = {instruction.id: instruction for computation in scheduled for instruction in computation.instructions}
     if len(every) != sum(len(computation.instructions) for computation in scheduled):

@@ -22,8 +22,7 @@ def _list(name: str, message: WireMessage) -> Field:
 
 TILE = WireMessage("TileProto", {1: _many("dimensions", "int")})
 LAYOUT = WireMessage(
-    "LayoutProto",
-    {1: _many("minor_to_major", "int"), 6: _list("tiles", TILE), 7: Field("element_size_in_bits", "int")},
+    "LayoutProto", {1: _many("minor_to_major", "int"), 6: _list("tiles", TILE), 7: Field("element_size_in_bits", "int")}
 )
 
 SHAPE = WireMessage(
@@ -46,19 +45,13 @@ METADATA = WireMessage(
     },
 )
 LITERAL = WireMessage(
-    "LiteralProto",
-    {4: _many("s32s", "int"), 5: _many("s64s", "int"), 6: _many("u32s", "int"), 7: _many("u64s", "int")},
+    "LiteralProto", {4: _many("s32s", "int"), 5: _many("s64s", "int"), 6: _many("u32s", "int"), 7: _many("u64s", "int")}
 )
 SLICE = WireMessage("SliceDimensions", {1: Field("start", "int"), 2: Field("limit", "int"), 3: Field("stride", "int")})
 REPLICA_GROUP = WireMessage("ReplicaGroup", {1: _many("replica_ids", "int")})
 IOTA_GROUPS = WireMessage(
     "IotaReplicaGroupListProto",
-    {
-        1: Field("groups", "int"),
-        2: Field("devices", "int"),
-        3: _many("reshape", "int"),
-        4: _many("transpose", "int"),
-    },
+    {1: Field("groups", "int"), 2: Field("devices", "int"), 3: _many("reshape", "int"), 4: _many("transpose", "int")},
 )
 DEVICE_LIST = WireMessage(
     "CollectiveDeviceListProto", {1: _list("replica_groups", REPLICA_GROUP), 2: _one("iota", IOTA_GROUPS)}
@@ -154,11 +147,7 @@ SCHEDULE = WireMessage(
 )
 ALIAS_ENTRY = WireMessage(
     "AliasEntryProto",
-    {
-        1: _many("output_index", "int"),
-        2: Field("parameter_number", "int"),
-        3: _many("parameter_index", "int"),
-    },
+    {1: _many("output_index", "int"), 2: Field("parameter_number", "int"), 3: _many("parameter_index", "int")},
 )
 STACK_FRAMES = WireMessage(
     "StackFrameIndexProto",

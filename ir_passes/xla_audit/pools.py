@@ -7,14 +7,12 @@ from collections.abc import Iterator
 
 from ir_passes.contract.contract import Bound, BoundContract
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
-from ir_passes.xla_audit.program import Executable, Index
+from ir_passes.xla_audit.program import Executable
 
 
 def io_aliases(executable: Executable, bound: BoundContract) -> Iterator[Finding]:
     """Find pools that do not become their successor in place, and other overwritten inputs."""
-    into: dict[tuple[int, Index], Index] = {}
-    for alias in executable.module.aliases:
-        into[(alias.parameter, alias.parameter_index)] = alias.output
+    into = executable.module.aliases
     for i, pool in enumerate(bound.inputs):
         number = executable.parameters.get(i)
         output = None if number is None else into.get((number, ()))

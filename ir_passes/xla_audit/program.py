@@ -126,21 +126,13 @@ class Computation:
 
 
 @dataclass(frozen=True)
-class IoAlias:
-    """An output that is written into the bytes of a parameter."""
-
-    output: Index
-    parameter: int
-    parameter_index: Index
-
-
-@dataclass(frozen=True)
 class Module:
     """A scheduled module.
 
     Attributes:
         instructions: by id, of every computation that has a schedule.
         schedule: computation id -> instruction ids in execution order; fusions and scalar functions are absent.
+        aliases: parameter, with the index of its part -> output that is written into its bytes.
     """
 
     name: str
@@ -148,7 +140,7 @@ class Module:
     computations: Mapping[int, Computation]
     instructions: Mapping[int, Instruction]
     schedule: Mapping[int, tuple[int, ...]]
-    aliases: tuple[IoAlias, ...]
+    aliases: Mapping[tuple[int, Index], Index]
 
     @property
     def main(self) -> Computation:

@@ -68,11 +68,7 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     into = factor["attention_in_multiplier"]
     rope = read_rope(reader, head_dim, 1e4, 1.0, FALCON_POSITIONS)
     attention = AttentionConfig(
-        heads,
-        kv_heads,
-        head_dim,
-        rope,
-        scale=into * into * factor["key_multiplier"] * head_dim**-0.5,
+        heads, kv_heads, head_dim, rope, scale=into * into * factor["key_multiplier"] * head_dim**-0.5
     )
     width = reader.integer("mamba_expand", 2) * reader.integer("hidden_size")
     if "mamba_d_ssm" in reader or reader.absent("mamba_d_ssm"):
@@ -94,9 +90,7 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
         reader, layers, eps, reader.flag("tie_word_embeddings", False), FALCON_POSITIONS, rope
     )
     return dataclasses.replace(
-        decoder,
-        embedding_multiplier=factor["embedding_multiplier"],
-        logits_multiplier=factor["lm_head_multiplier"],
+        decoder, embedding_multiplier=factor["embedding_multiplier"], logits_multiplier=factor["lm_head_multiplier"]
     )
 
 

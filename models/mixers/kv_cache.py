@@ -127,7 +127,7 @@ def attend(
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES
     # Split outside the loop, or XLA would split them in each iteration.
     queries = lax.optimization_barrier([q[:, :, i] for i in range(q.shape[2])]) if summed else []
-    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform)
+    width = turn_blocks(cache.key.shape[2] // KV_BLOCK, devices.platform, lanes * kv_heads)
     span = width * KV_BLOCK
     # If turns do not divide the cache, the last turn begins earlier and skips positions of the previous turn.
     divided = cache.key.shape[2] % span == 0

@@ -6,6 +6,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32
 
+from models.state.state import SOME_HEADS
+
 MAX_SUMMED_QUERIES = 8
 """Maximum query rows per key/value head for sums on a GPU: XLA joins this many sums in one operation."""
 SUMMED_POSITIONS = 8
@@ -46,7 +48,15 @@ def summed_block(
     # Two sums over all positions fill the shared memory of an operation (gpu_fusible.cc); sums of single threads fit
     # into one operation, over short parts. Wide values have threads enough for longer parts.
     wide = value.shape[3] >= MIN_WIDE_VALUE and value.shape[2] % (4 * SUMMED_POSITIONS**2) == 0
-    cut = (SUMMED_POSITIONS, 2, SUMMED_POSITIONS, -1, 2) if wide else (SUMMED_POSITIONS, -1, SUMMED_POSITIONS)
+    halved = wide and value.shape[0] * value.shape[1] >= SOME_HEADS
+    cut = (
+        (SUMMED_POSITIONS, 2, SUMMED_POSITIONS, -1, 2)
+        if wide and not halved
+        else (SUMMED_POSITIONS, -1, SUMMED_POSITIONS)
+    )
+    if halved:  # a sum of two numbers before the reduction: XLA does not split a reduction of two dimensions
+        middle = value.shape[2] // 2
+        products = [product[:, :, :middle] + product[:, :, middle:] for product in products]
     products = [product.reshape((*value.shape[:2], *cut, value.shape[3])) for product in products]
     sums = [jnp.sum(product, axis=tuple(range(2, 2 + len(cut), 2))) for product in products]
     sums = [part.reshape((*value.shape[:2], -1, value.shape[3])) for part in lax.optimization_barrier(sums)]

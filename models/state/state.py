@@ -22,9 +22,13 @@ from models.sharding.sharded_dim import Segment, ShardedDim
 from models.state.shapes import ConvState, LaneInfo, RecurrentState
 
 KV_BLOCK = 128
-"""Positions of a KV cache in one iteration of attention, on a GPU up to MAX_TURN_BLOCKS times as many."""
-MAX_TURN_BLOCKS = 4
-"""Blocks of a GPU's iteration, which launches about ten operations and waits for the host."""
+"""Positions of a KV cache in one iteration of attention, on a GPU several times as many."""
+MANY_HEADS, MIN_TURN_BLOCKS = 64, 4
+"""Heads of all lanes, and blocks of their iteration on a GPU, which launches about ten operations."""
+SOME_HEADS, SOME_TURN_BLOCKS = 16, 16
+"""The same for fewer heads: XLA:GPU splits a sum with few results in two, and writes the parts of the first."""
+TURN_HEADS = 128
+"""Heads times blocks of an iteration of even fewer heads."""
 
 TPU_COLUMNS = 128
 """Columns of a tile of a TPU's memory."""
@@ -35,9 +39,19 @@ def kv_blocks(positions: int) -> int:
     return -(-positions // KV_BLOCK)
 
 
-def turn_blocks(blocks: int, platform: str) -> int:
-    """Return the number of blocks in one iteration of attention over a cache of `blocks`."""
-    return min(MAX_TURN_BLOCKS, blocks) if platform == "gpu" else 1
+def turn_blocks(blocks: int, platform: str, heads: int) -> int:
+    """Return the number of blocks in one iteration of attention.
+
+    Args:
+        blocks: of the cache.
+        platform: of the step.
+        heads: lanes times key/value heads.
+    """
+    if platform != "gpu":
+        return 1
+    if heads >= MANY_HEADS:
+        return min(MIN_TURN_BLOCKS, blocks)
+    return min(SOME_TURN_BLOCKS if heads >= SOME_HEADS else TURN_HEADS // heads, blocks)
 
 
 def cache_positions(context: int) -> int:

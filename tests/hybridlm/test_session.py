@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave anywhere, rows move, runs are cut short."""
+"""Continuous batching: requests that join and leave at any step, rows that move, and runs that are cut short."""
 
 from typing import Any
 
@@ -17,26 +17,26 @@ PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 
 def drain(session: hybridlm.Session) -> dict[int, hybridlm.Completion]:
     """Step until every request has ended."""
-    results = {}
+    found = {}
     while session.busy:
         for event in session.step():
             if event.completion is not None:
-                results[event.index] = event.completion
-    return results
+                found[event.index] = event.completion
+    return found
 
 
 def test_requests_join_at_any_step(text_lm: hybridlm.LM) -> None:
-    """Requests submitted step by step equal one call with all of them."""
+    """Submitted one by one, each after some steps of the others, they are what a call that has them all gives."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
-    results: dict[int, hybridlm.Completion] = {}
+    found: dict[int, hybridlm.Completion] = {}
     with text_lm.session() as session:
         for number, prompt in enumerate(PROMPTS):
             assert session.submit(prompt, **SETTINGS) == number
             for _ in range(number):
-                results |= {event.index: event.completion for event in session.step() if event.completion}
-        results |= drain(session)
+                found |= {event.index: event.completion for event in session.step() if event.completion}
+        found |= drain(session)
         assert session.step() == []
-    assert [results[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
+    assert [found[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
 
 
 def test_events_tell_every_token_once(text_lm: hybridlm.LM) -> None:
@@ -60,22 +60,22 @@ def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM
     assert ended == [4, 6, 5, 0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("final", [0, 1, 2, 3, 5])
-def test_cancel(text_lm: hybridlm.LM, final: int) -> None:
-    """Cancelled requests end with their tokens in any phase; others are unaffected."""
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5])
+def test_cancel(text_lm: hybridlm.LM, after: int) -> None:
+    """Waiting, prefilling, decoding: the request ends with what it has, the others do not notice."""
     want = text_lm.generate(PROMPTS, **SETTINGS)
     with text_lm.session() as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
-        results = {}
-        for _ in range(final):
-            results |= {event.index: event.completion for event in session.step() if event.completion}
+        found = {}
+        for _ in range(after):
+            found |= {event.index: event.completion for event in session.step() if event.completion}
         for index in (1, 4):
             session.cancel(index)
         with pytest.raises(KeyError, match="request 1 is not alive; alive are"):
             session.cancel(1)
-        results |= drain(session)
-    for index, completion in results.items():
+        found |= drain(session)
+    for index, completion in found.items():
         if index in (1, 4):
             assert completion.finish_reason == "cancelled"
             assert completion.token_ids == want[index].token_ids[: len(completion.token_ids)]
@@ -99,7 +99,7 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
     monkeypatch.setattr(text_lm.engine, "run", recorded)
     with text_lm.session() as session:
         session.submit("first", **settings)
-        results = {}
+        found = {}
         for step in range(200):
             if step == 6:
                 for prompt in PROMPTS[:2]:
@@ -116,8 +116,8 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
     assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
 
 
-def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, index: int) -> bool:
-    logits = np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:index]).logits[-1])
+def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, at: int) -> bool:
+    logits = np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:at]).logits[-1])
     best = np.sort(logits)[-2:]
     return bool(best[1] - best[0] > 2e-3)
 
@@ -143,10 +143,10 @@ def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(
         session.submit([7, 8, 9], **SETTINGS)
         for _ in range(2):
             session.step()
-        steps, value = text_lm.stats["steps"], []
-        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: value.append(args))
+        steps, put = text_lm.stats["steps"], []
+        monkeypatch.setattr(jax, "device_put", lambda *args, **kwargs: put.append(args))
         session.step()
-        assert text_lm.stats["steps"] == steps + 1 and value == []
+        assert text_lm.stats["steps"] == steps + 1 and put == []
         monkeypatch.undo()
         drain(session)
 
@@ -158,8 +158,8 @@ def test_the_surplus_step_of_a_sequence_that_stopped_changes_no_other(text_lm: h
     (stopped,) = text_lm.generate(PROMPTS[:1], stop=[stop], **SETTINGS)
     until = want[0].token_ids.index(stop) + 1
     assert len(stopped.token_ids) == until and text_lm.stats["steps"] == steps + until + 1
-    completions = text_lm.generate(PROMPTS, stop=[stop], **SETTINGS)
-    for got, free in zip(completions, want, strict=True):
+    together = text_lm.generate(PROMPTS, stop=[stop], **SETTINGS)
+    for got, free in zip(together, want, strict=True):
         assert got.token_ids == free.token_ids[: len(got.token_ids)]
 
 
@@ -173,7 +173,7 @@ def test_an_interrupted_wait_loses_no_token(text_lm: hybridlm.LM, monkeypatch: p
         return get(tree)
 
     monkeypatch.setattr(jax, "device_get", interrupted)
-    results = {}
+    found = {}
     with text_lm.session() as session:
         for prompt in PROMPTS:
             session.submit(prompt, **SETTINGS)
@@ -182,8 +182,8 @@ def test_an_interrupted_wait_loses_no_token(text_lm: hybridlm.LM, monkeypatch: p
                 events = session.step()
             except KeyboardInterrupt:
                 continue
-            results |= {event.index: event.completion for event in events if event.completion}
-    assert [results[i] for i in range(len(PROMPTS))] == want
+            found |= {event.index: event.completion for event in events if event.completion}
+    assert [found[i] for i in range(len(PROMPTS))] == want
 
 
 def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybridlm.LM) -> None:
@@ -243,15 +243,15 @@ def test_an_exception_in_the_loop_over_a_stream_frees_the_model(text_lm: hybridl
 def test_sessions_do_not_see_each_other(text_lm: hybridlm.LM) -> None:
     want = text_lm.generate(PROMPTS, **SETTINGS)
     scores = text_lm.score(PROMPTS)
-    results: list[list[hybridlm.Completion]] = [[], []]
-    for shard, other in zip(*(text_lm.stream(PROMPTS, **SETTINGS) for _ in range(2)), strict=True):
-        for events, event in zip(results, (shard, other), strict=True):
+    found: list[list[hybridlm.Completion]] = [[], []]
+    for one, other in zip(*(text_lm.stream(PROMPTS, **SETTINGS) for _ in range(2)), strict=True):
+        for events, event in zip(found, (one, other), strict=True):
             if event.completion is not None:
                 events.append(event.completion)
-        if shard.index == 2:
+        if one.index == 2:
             for got, expected in zip(text_lm.score(PROMPTS), scores, strict=True):
                 assert got.logprobs.tobytes() == expected.logprobs.tobytes()
-    for completions in results:
+    for completions in found:
         assert sorted(completions, key=lambda c: want.index(c)) == want
 
 
@@ -266,8 +266,8 @@ def test_distinct_prompts_equal_their_solo_runs(text_lm: hybridlm.LM, count: int
     prompts = [[3 + (5 * i + 7 * j * j) % 90 for j in range(1 + 3 * i % 13)] for i in range(count)]
     for prompt, got in zip(prompts, text_lm.generate(prompts, **SETTINGS), strict=True):
         (want,) = text_lm.generate([prompt], **SETTINGS)
-        equal = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
-        assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
+        same = [a == b for a, b in zip(got.token_ids, want.token_ids, strict=True)]
+        assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
 
 
 def test_wrong_requests_are_refused_and_queue_nothing(text_lm: hybridlm.LM) -> None:
@@ -290,13 +290,13 @@ def test_integrity_sees_a_row_that_two_have(text_lm: hybridlm.LM) -> None:
             session.submit(prompt, **SETTINGS)
         session.step()
         first, second = session._scheduler.joined
-        saved, second.slot = second.slot, first.slot
+        kept, second.slot = second.slot, first.slot
         with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
             session.check_integrity()
         second.slot = None
         with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_ROW,)):
             session.check_integrity()
-        second.slot = saved
+        second.slot = kept
         session.check_integrity()
 
 

@@ -100,15 +100,23 @@ def named(name: str) -> Variant:
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "rslora": ("dense_base", {"use_rslora": True}),
-    "patterns": ("sparse_base",
-        {"rank_pattern": {"q_proj": 5, r"layers\.0\..*in_proj_z": 2, r"layers\.1\.mlp\.experts\.down_proj": 2},
-        "alpha_pattern": {"o_proj": 11, "experts.gate_up_proj": 2}}),
+    "patterns": (
+        "sparse_base",
+        {
+            "rank_pattern": {"q_proj": 5, r"layers\.0\..*in_proj_z": 2, r"layers\.1\.mlp\.experts\.down_proj": 2},
+            "alpha_pattern": {"o_proj": 11, "experts.gate_up_proj": 2},
+        },
+    ),
     "granite patterns": ("granite_experts", {"alpha_pattern": {"experts.gate_up_proj": 2}}),
-    "embedding and head": ("dense_base",
-        {"target_modules": ["embed_tokens", "lm_head", "down_proj"], "target_parameters": None}),
-    "modules_to_save": ("dense_base",
-        {"target_modules": ["o_proj", "down_proj"], "modules_to_save": ["lm_head", "in_proj_a", "conv1d"]}),
-}  # fmt: skip
+    "embedding and head": (
+        "dense_base",
+        {"target_modules": ["embed_tokens", "lm_head", "down_proj"], "target_parameters": None},
+    ),
+    "modules_to_save": (
+        "dense_base",
+        {"target_modules": ["o_proj", "down_proj"], "modules_to_save": ["lm_head", "in_proj_a", "conv1d"]},
+    ),
+}
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

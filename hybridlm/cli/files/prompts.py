@@ -26,8 +26,7 @@ class Source:
     """Prompts of the command."""
 
     prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input."),
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input.")
     ] = None
     file: Annotated[
         Path | None,

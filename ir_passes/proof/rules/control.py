@@ -29,10 +29,13 @@ from ir_passes.proof.values import (
     ActiveCount,
     ActiveLane,
     Constant,
+    Greatest,
     Iota,
     LaneOfToken,
     NonPadding,
+    Offsets,
     PageEntry,
+    RealToken,
     SegmentIds,
     SlotEntry,
     Tiles,
@@ -153,16 +156,15 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     condition_count, body_count = params["cond_nconsts"], params["body_nconsts"]
     outer, inner = operands[:condition_count], operands[condition_count : condition_count + body_count]
     start, first = len(prover.accesses), operands[condition_count + body_count :]
-    counter = counter_of(condition, body, outer, body_count, first)
+    counter, mark, index = counter_of(prover, condition, body, outer, body_count, first), prover.fresh(), prover.fresh()
     counters, counted = {}, {}
     if counter is not None:
-        k, bound = counter
+        k, bound = counter.index, counter.bound
         bounds, limits = first[k].range, dtype_range(body.jaxpr.outvars[k].aval)
         if bounds and limits:
             counters = {k: (bounds[0], limits[1])}
             stop = limits[1] if bound.range is None else max(bound.range[1], bounds[0] + 1)
-            fact = ActiveLane() if bound.fact == ActiveCount() else None
-            counted = {k: {"range": (bounds[0], stop - 1), "fact": fact}}
+            counted = {k: {"range": (bounds[0], stop - 1), "fact": _counted_fact(site, bound), "number": index}}
 
     def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
@@ -175,13 +177,29 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         return outputs, test
 
     is_array_condition = condition.jaxpr.outvars[0].aval.shape != ()
-    carry, test = _fixpoint(site, list(first), run_body, counters, prover.fresh())
+    tokens = {
+        OneLane(Symbol(index, size), packed=name) for name, size in prover.bound.layouts.items() if size and counted
+    }
+    neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=False)
+    carry, test = _fixpoint(site, list(first), run_body, counters, mark, neighbours)
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
-    if not isinstance(test[0].owner, Common) and stops_by_lane(prover, condition, body, outer, inner, carry):
-        return carry
+    greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
+    if isinstance(test[0].owner, Mixed) and stops_by_lane(prover, condition, body, outer, inner, carry, greatest):
+        last = {} if greatest is None else {greatest.index: Value(test[0].owner)}
+        return [last.get(k, value) for k, value in enumerate(carry)]
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
+
+
+def _counted_fact(site: Site, bound: Value) -> ActiveLane | RealToken | None:
+    """Return the fact about a counter below a bound."""
+    if bound.fact == ActiveCount():
+        return ActiveLane()
+    end = bound.fact
+    if isinstance(end, Offsets) and end == Offsets(end.layout, None, site.prover.bound.lanes):
+        return RealToken(end.layout)
+    return None
 
 
 def _fixpoint(

@@ -1,4 +1,4 @@
-"""Declarations of kernels, custom calls and callbacks as code, from the owners of operands."""
+"""Declarations of kernels, custom calls and callbacks: as code, and compared with the row maps of a call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 from ir_passes.contract.contract import Lane, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.missing_entries import entry_code
 from ir_passes.jaxpr import ir
-from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
+from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, axis_of
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
@@ -61,4 +61,39 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
             return Pool(pool.group, axis) if isinstance(pool, Pool) else Lane(axis)
         case OneLane() if not owner.packed and 1 in shape:
             return Pool(pool.group, pool.axis) if isinstance(pool, Pool) else Lane(shape.index(1))
+    return None
+
+
+def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
+    """Describe a difference between an operand and its declared slot map; None without a difference."""
+    if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
+        return "a slot map, and is not one"
+    if value.fact.stride != 1:
+        return "a slot map, and is one times a number"
+    if value.fact.guard is not None or value.fact.alternatives:
+        return "a slot map, and some entries may be replaced by a row past the end of the pool"
+    bound_input = site.prover.bound.inputs[value.fact.leaf]
+    entry = bound_input.entry
+    assert isinstance(entry, SlotMap)
+    if value.fact.offset is not None:
+        return f"a slot map, and is {bound_input.path} less the rows of other devices"
+    differs = entry.role not in (declared.role, "both")
+    if differs or (entry.size, entry.null, entry.local) != (declared.size, declared.null, declared.local):
+        return f"{declared}, and is {bound_input.path}, {entry}"
+    return None
+
+
+def table_misfit(site: Site, value: Value, declared: PageTable) -> str | None:
+    """Describe a difference between an operand and its declared page table; None without a difference."""
+    fact = value.fact
+    if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
+        return "a page table, and is not one"
+    bound_input = site.prover.bound.inputs[fact.leaf]
+    entry = bound_input.entry
+    assert isinstance(entry, PageTable)
+    if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
+        return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
+    differs = entry.role not in (declared.role, "both")
+    if differs or (entry.size, entry.page_size, entry.null) != (declared.size, declared.page_size, declared.null):
+        return f"{declared}, and is {bound_input.path}, {entry}"
     return None

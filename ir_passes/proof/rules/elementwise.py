@@ -25,6 +25,7 @@ from ir_passes.proof.rules.survival import outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     DeviceOffset,
+    Greatest,
     HasRow,
     Implies,
     Iota,
@@ -104,7 +105,9 @@ def limit(site: Site, *operands: Value) -> list[Value]:
         other_ranges = [other.range for other in operands if other is not value]
         if None not in other_ranges and _is_within_limits(site.name, extent, other_ranges):
             return [value]
-    return [Value(combined(site, operands), range=bounds)]
+    greatest = [value.fact for value in operands if not isinstance(value.owner, Common)]
+    fact = greatest[0] if len(greatest) == 1 and isinstance(greatest[0], Greatest) and site.name != "clamp" else None
+    return [Value(combined(site, operands), range=bounds, fact=fact)]
 
 
 def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any]) -> bool:

@@ -283,7 +283,11 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
         return updates
     owner = site.join(operand.owner, _updates_owner(site, operand.owner, updates, access))
     intact = operand.intact
-    if intact is not None and not access.all_outside() and not _writes_active_lane(operand.owner, access):
+    if (
+        intact is not None
+        and not access.all_outside()
+        and (site.prover.stopped or not _writes_active_lane(operand.owner, access))
+    ):
         intact = intact.after_write(updates.intact, lambda view: access.put(view, -1)) if replaces else None
     bounds = hull(operand.range, updates.range) if replaces else None
     return Value(owner, NONE, bounds, None, intact, site.prover.versions.succeed(operand.version))

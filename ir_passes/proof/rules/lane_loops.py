@@ -1,20 +1,64 @@
-"""Loops with a stop for each lane, and loops over active lanes.
+"""Loops with a stop for each lane, and loops over active lanes or real tokens.
 
-The number of iterations of `while any(active)` depends on all lanes. The results do not: once the condition of a lane
-is false, its values do not change, and its condition stays false.
+The number of iterations of `while any(active)`, or of a loop to the greatest length, depends on all lanes. The results
+do not: once a lane has stopped, its values do not change, and it stays stopped. A walk over the body proves this for a
+lane that has stopped (`Stopped`): the rows of this lane in every carry equal the rows before the iteration.
+
+* `while any(active)`: a lane has stopped if its element of `active` is false. `active` follows from carries, and these
+  do not change. So the lane stays stopped.
+* A counter t to the greatest of all lengths: a lane has stopped if its length is at most t. It stays stopped, since t
+  grows. The loop runs until every lane has stopped, or until t is a shared number. The counter is the only carry that
+  may change in stopped lanes; its last value depends on all lanes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
-from ir_passes.proof.numbering import Number
+from ir_passes.proof.intervals import FALSE, TRUE
+from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.prover import Env, Prover
-from ir_passes.proof.site import interpret
-from ir_passes.proof.values import Value
+from ir_passes.proof.site import Site, interpret
+from ir_passes.proof.values import Greatest, Range, UnchangedRows, Value
 
 _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A carry of a loop that counts iterations; it is below its bound in every iteration.
+
+    Attributes:
+        index: index of the carry.
+        bound: value of the bound.
+    """
+
+    index: int
+    bound: Value
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A lane that has stopped.
+
+    Attributes:
+        flags: number of an array -> its elements of this lane.
+        counter, lengths: numbers of a counter, and of lengths that are not greater for this lane; NONE without.
+    """
+
+    flags: dict[Number, Range]
+    counter: Number
+    lengths: Number
+
+    def bounds(self, site: Site, number: Number) -> Range | None:
+        """Return the bounds of a result for this lane; None without special bounds."""
+        if number in self.flags or site.name not in ("lt", "gt", "ge", "le"):
+            return self.flags.get(number)
+        sources = [_source(site.jaxpr, site.env, atom) for atom in site.eqn.invars]
+        is_compared = sources[:: -1 if site.name in ("gt", "le") else 1] == [self.counter, self.lengths]
+        return (FALSE if site.name in ("lt", "gt") else TRUE) if is_compared else None
 
 
 def stops_by_lane(
@@ -24,59 +68,86 @@ def stops_by_lane(
     outer: Sequence[Value],
     inner: Sequence[Value],
     carry: Sequence[Value],
+    counter: Counter | None,
 ) -> bool:
-    """True if lanes with a false condition keep every carry of a loop.
+    """True if stopped lanes keep every carry of a loop, except the counter.
 
     Args:
         prover: after the loop has settled.
         condition, body: programs of the loop.
         outer, inner: values of their constants.
         carry: values of the carries.
+        counter: with `Greatest` as its bound; None for a loop under `any(active)`.
     """
     condition, body = flatten(condition), flatten(body)
-    active = _tested_array(condition.jaxpr, condition.jaxpr.outvars[0])
-    if active is None:
-        return False
-    carry = [value.replace(number=prover.fresh()) for value in carry]
+    carry = [value.replace(number=prover.fresh(), intact=UnchangedRows(Leaf(-1 - k))) for k, value in enumerate(carry)]
+    observe, prover.observe = prover.observe, None
     with prover.trial():
-        for program, consts in ((condition, outer), (body, inner)):
-            interpret(prover, program.jaxpr, [prover.constant(c) for c in program.consts], [*consts, *carry])
-    flags = _opposites(prover, condition.jaxpr, *active)
-    env, carries = prover.values[body.jaxpr], body.jaxpr.invars[len(inner) :]
-    return all(_keeps_carry(body.jaxpr, env, *pair, flags) for pair in zip(body.jaxpr.outvars, carries, strict=True))
+        if counter is None:
+            interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
+            flags = _flags(prover, condition.jaxpr)
+            carry = [value.replace(range=flags.get(value.number, value.range)) for value in carry]
+            stopped = Stopped(flags, Number(-1), Number(-1))
+        else:
+            assert isinstance(counter.bound.fact, Greatest)
+            stopped = Stopped({}, carry[counter.index].number, counter.bound.fact.number)
+        outer_lane, prover.stopped = prover.stopped, stopped.bounds
+        results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
+        prover.stopped = outer_lane
+    prover.observe = observe
+    return (counter is not None or bool(stopped.flags)) and all(
+        (counter is not None and k == counter.index)
+        or new.intact == old.intact
+        or (old.range is not None and old.range[0] == old.range[1] and new.range == old.range)
+        for k, (old, new) in enumerate(zip(carry, results, strict=True))
+    )
 
 
 def counter_of(
-    condition: ir.ClosedJaxpr, body: ir.ClosedJaxpr, outer: Sequence[Value], inner: int, carry: Sequence[Value]
-) -> tuple[int, Value] | None:
-    """Return the index of a carry that counts iterations, and its bound; None without one.
+    prover: Prover,
+    condition: ir.ClosedJaxpr,
+    body: ir.ClosedJaxpr,
+    outer: Sequence[Value],
+    inner: int,
+    carry: Sequence[Value],
+) -> Counter | None:
+    """Return the carry that counts iterations, with its bound; None without one.
 
-    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with the bound. So the carry is
-    below the bound in every iteration. If the bound is the number of active lanes, the carry is the number of an active
-    lane.
+    The carry begins at 0 or above, each iteration adds 1, and the condition compares it with a bound that no iteration
+    changes. So the carry is below the bound in every iteration. If the bound is the number of active lanes, the carry
+    is the number of an active lane; if it is the end of the last lane, the number of a real token.
 
     Args:
+        prover: before the loop.
         condition, body: programs of the loop.
         outer: values of the condition's constants.
         inner: number of constants of the body.
         carry: values of the carries before the loop.
     """
-    test = maker(condition.jaxpr, condition.jaxpr.outvars[0])
-    variables = condition.jaxpr.invars
-    compared = [] if test is None else [_unconverted(condition.jaxpr, atom) for atom in test.invars]
-    if test is None or test.primitive.name != "lt" or any(atom not in variables for atom in compared):
+    condition, inputs, outputs = flatten(condition), body.jaxpr.invars[inner:], body.jaxpr.outvars
+    test, carries = maker(condition.jaxpr, condition.jaxpr.outvars[0]), condition.jaxpr.invars[len(outer) :]
+    if test is None or test.primitive.name not in ("lt", "gt"):
         return None
-    k, bound = (variables.index(atom) - len(outer) for atom in compared)
-    count = outer[bound] if bound < 0 else carry[bound]
-    inputs, outputs = body.jaxpr.invars[inner:], body.jaxpr.outvars
-    if k < 0 or (bound >= 0 and outputs[bound] is not inputs[bound]):
+    number, bound = (
+        _unconverted(condition.jaxpr, atom) for atom in test.invars[:: 1 if test.primitive.name == "lt" else -1]
+    )
+    if number not in carries or isinstance(bound, ir.Literal):
         return None
+    k = carries.index(number)
     step = maker(body.jaxpr, outputs[k])
     if step is None or step.primitive.name != "add" or step.invars[0] is not inputs[k]:
         return None
     by, start = step.invars[1], carry[k].range
-    by_one = isinstance(by, ir.Literal) and int(by.val) == 1
-    return (k, count) if by_one and start is not None and start[0] >= 0 else None
+    changing = {var for var, old, new in zip(carries, inputs, outputs, strict=True) if old is not new}
+    for eqn in condition.jaxpr.eqns:
+        changing.update(eqn.outvars if any(var in changing for var in ir.variables(eqn.invars)) else ())
+    if not isinstance(by, ir.Literal) or int(by.val) != 1 or start is None or start[0] < 0 or bound in changing:
+        return None
+    observe, prover.observe = prover.observe, None
+    with prover.trial():
+        interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
+    prover.observe = observe
+    return Counter(k, prover.values[condition.jaxpr][bound])
 
 
 def _unconverted(jaxpr: Any, atom: Any) -> Any:
@@ -99,35 +170,21 @@ def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
     return (var, not negated) if reduces_all and not isinstance(var, ir.Literal) else None
 
 
-def _opposites(prover: Prover, jaxpr: Any, var: Any, when: bool) -> dict[Number, bool]:
-    """Return the numbers of an array and its negation, with their values in active lanes."""
-    env = prover.values[jaxpr]
-    flags = {env[var].number: when}
-    eqn = maker(jaxpr, var)
+def _flags(prover: Prover, condition: Any) -> dict[Number, Range]:
+    """Return the numbers of the tested array and its negation, with their values in stopped lanes."""
+    active = _tested_array(condition, condition.outvars[0])
+    if active is None:
+        return {}
+    (var, when), env = active, prover.values[condition]
+    flags = {env[var].number: FALSE if when else TRUE}
+    eqn = maker(condition, var)
     if eqn is not None and eqn.primitive.name == "not" and not isinstance(eqn.invars[0], ir.Literal):
-        flags[env[eqn.invars[0]].number] = not when
+        flags[env[eqn.invars[0]].number] = TRUE if when else FALSE
     return flags
 
 
-def _keeps_carry(body: Any, env: Env, out: Any, carry: Any, flags: dict[Number, bool]) -> bool:
-    """Return True if a result of the body is the carry in inactive lanes."""
-    if out is carry:
-        return True
-    eqn = maker(body, out)
-    if eqn is None:
-        return False
-    if eqn.primitive.name in ("and", "or"):
-        when = flags.get(env[carry].number)
-        return carry in eqn.invars and when == (eqn.primitive.name == "and")
-    if eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
-        return False
-    predicate, *cases = eqn.invars
-    number = _source(body, env, predicate)
-    return number is not None and number in flags and cases[not flags[number]] is carry
-
-
 def _source(body: Any, env: Env, atom: Any) -> Number | None:
-    """Return the number of the array under a broadcast mask."""
+    """Return the number of the array that is broadcast or reshaped."""
     while (eqn := maker(body, atom)) is not None and eqn.primitive.name in _SPREADING:
         atom = eqn.invars[0]
     return None if isinstance(atom, ir.Literal) else env[atom].number

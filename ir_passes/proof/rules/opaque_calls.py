@@ -17,7 +17,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.declarations import declaration_code
+from ir_passes.proof.rules.declarations import declaration_code, map_misfit, table_misfit
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, disordered
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -249,9 +249,9 @@ class _Declared:
                 case Pool():
                     problem = self._pool_misfit(value, declared)
                 case SlotMap():
-                    problem = self._map_misfit(value, declared, self.site.shapes[k])
+                    problem = map_misfit(self.site, value, declared, self.site.shapes[k])
                 case PageTable():
-                    problem = self._table_misfit(value, declared)
+                    problem = table_misfit(self.site, value, declared)
             if problem is not None:
                 yield f"operand {k} is declared {problem}"
 
@@ -277,34 +277,3 @@ class _Declared:
     def _counted_within(self, group: str) -> bool:
         """True if the slot maps of a group have row numbers local to each device."""
         return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))
-
-    def _map_misfit(self, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str | None:
-        if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
-            return "a slot map, and is not one"
-        if value.fact.stride != 1:
-            return "a slot map, and is one times a number"
-        if value.fact.guard is not None or value.fact.alternatives:
-            return "a slot map, and some entries may be replaced by a row past the end of the pool"
-        bound_input = self.site.prover.bound.inputs[value.fact.leaf]
-        entry = bound_input.entry
-        assert isinstance(entry, SlotMap)
-        if value.fact.offset is not None:
-            return f"a slot map, and is {bound_input.path} less the rows of other devices"
-        differs = entry.role not in (declared.role, "both")
-        if differs or (entry.size, entry.null, entry.local) != (declared.size, declared.null, declared.local):
-            return f"{declared}, and is {bound_input.path}, {entry}"
-        return None
-
-    def _table_misfit(self, value: Value, declared: PageTable) -> str | None:
-        fact = value.fact
-        if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
-            return "a page table, and is not one"
-        bound_input = self.site.prover.bound.inputs[fact.leaf]
-        entry = bound_input.entry
-        assert isinstance(entry, PageTable)
-        if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
-            return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
-        differs = entry.role not in (declared.role, "both")
-        if differs or (entry.size, entry.page_size, entry.null) != (declared.size, declared.page_size, declared.null):
-            return f"{declared}, and is {bound_input.path}, {entry}"
-        return None

@@ -3,13 +3,14 @@
 import math
 from dataclasses import replace
 
+from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import CUMULATIVE, REDUCTIONS
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import REMEDY, reveals_places
-from ir_passes.proof.values import Counts, Iota, OneHot, Permuted, Value
+from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Value
 
 _APART = "reduce over axes within a lane; what must be the same for all lanes is an operand that the host computes"
 
@@ -53,6 +54,8 @@ def reduction(site: Site, x: Value) -> list[Value]:
     counts = site.name == "reduce_sum" and fits(site.eqn.outvars[0].aval, site.shapes[0][axes[0]] if axes else 1)
     if counts and isinstance(x.fact, OneHot) and axes == (x.fact.rows,) and len(site.shape) == 1:
         fact = Counts(site.prover.same_counts.get(x.fact.key, x.fact.key))
+    if site.name == "reduce_max" and site.shape == () and is_integer(site.eqn.outvars[0].aval.dtype):
+        fact = Greatest(x.number)
     return [Value(without(site, x.owner, axes), range=bounds, fact=fact)]
 
 

@@ -8,7 +8,6 @@ in any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from ir_passes.xla_audit.dataflow.asynchronous import DONE
 from ir_passes.xla_audit.program import Instruction, Module, Slice
@@ -17,17 +16,9 @@ ConditionalBranch = tuple[int, int, Mapping[int, int]]
 """First and last tick of a branch, and the values that it reads, its own too -> tick of the last reader in it."""
 
 
-@dataclass
-class Branches:
-    """The branches of one conditional; exactly one of them runs.
-
-    Attributes:
-        enter: the tick before the first branch.
-        ran: the branches, one after the other on the clock.
-    """
-
-    enter: int
-    ran: list[ConditionalBranch] = field(default_factory=list)
+Branches = tuple[int, list[ConditionalBranch]]
+"""The tick before the first branch of a conditional, and its branches, one after the other on the clock; exactly one of
+them runs."""
 
 
 def gaps_of(
@@ -41,17 +32,17 @@ def gaps_of(
         start, stop: ticks of each value's definition and last reader.
     """
     gaps: dict[int, list[tuple[int, int]]] = {}
-    for branches in conditionals:
-        end = branches.ran[-1][1]
+    for enter, branches in conditionals:
+        end = branches[-1][1]
         last: list[dict[int, int]] = []
-        for _, _, readers in branches.ran:
+        for _, _, readers in branches:
             last.append({})
             for value, tick in readers.items():
                 last[-1][find(value)] = max(last[-1].get(find(value), 0), tick)
         for value in {value for read in last for value in read}:
-            if start[value] > branches.enter or stop[value] > end:
+            if start[value] > enter or stop[value] > end:
                 continue
-            for (first, end_of_branch, _), read in zip(branches.ran, last, strict=True):
+            for (first, end_of_branch, _), read in zip(branches, last, strict=True):
                 dead = read.get(value, first - 1) + 1
                 if dead <= end_of_branch < stop[value]:
                     gaps.setdefault(value, []).append((dead, end_of_branch))

@@ -22,7 +22,7 @@ from ir_passes.xla_audit.dataflow.asynchronous import (
     finished,
     handed_on,
 )
-from ir_passes.xla_audit.dataflow.branches import JOINING, Branches, fill, gaps_of
+from ir_passes.xla_audit.dataflow.branches import JOINING, Branches, ConditionalBranch, fill, gaps_of
 from ir_passes.xla_audit.program import Array, Computation, Executable, Index, Instruction, Slice
 
 FOREVER = 1 << 62
@@ -105,7 +105,7 @@ class _Flow:
     def __init__(self, executable: Executable):
         self._module = executable.module
         self._slices = executable.buffers.slices
-        self._donated = {(alias.parameter, alias.parameter_index) for alias in self._module.aliases}
+        self._donated = self._module.aliases.keys()
         self._clock = 0
         self._defined: list[tuple[Instruction, Index, Array, Slice | None]] = []
         self._start: list[int] = []
@@ -295,14 +295,14 @@ class _Flow:
         """Walk the branches of a conditional in turn and record the values that each uses."""
         self._use(operands[0].values(), self._tick())
         results: list[Leaves] = []
-        branches = Branches(self._clock)
+        enter, ran = self._clock, list[ConditionalBranch]()
         for id, operand in zip(instruction.called, operands[1:], strict=True):
             begin = self._clock + 1
             results.append(self._walk(self._module.computations[id], {0: operand}))
             self._use(results[-1].values(), self._tick())
             used = {value: stop for value, stop in enumerate(self._stop) if begin <= stop < FOREVER}
-            branches.ran.append((begin, self._clock, used))
-        self._branches.append(branches)
+            ran.append((begin, self._clock, used))
+        self._branches.append((enter, ran))
         leave = self._tick()
         leaves, merged = Leaves(), dict[tuple[int, ...], int]()
         for index, array in instruction.arrays.items():

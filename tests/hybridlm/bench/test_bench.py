@@ -51,7 +51,7 @@ def test_floor_is_what_takes_longer() -> None:
 def test_floor_of_the_embedded_model() -> None:
     config = json.loads((demo.path() / "config.json").read_text())
     lm = hybridlm.load(demo.path(), lanes=1, compilation_cache=False)
-    floor = floor_of(lm.model, Shape("generate", 2, 1), lm.engine.placement, jnp.float32, 129)
+    floor = floor_of(lm.model, Shape("generate", 2, 1, 2), lm.engine.placement, jnp.float32, 129)
     assert floor is not None
     # two recurrent layers: 4 heads of 32 x 32, and 3 taps of 256 channels; one attention layer: 2 heads of 32
     state, token = 2 * 4 * (4 * 32 * 32 + 3 * 256), 2 * 2 * 32 * 4
@@ -204,8 +204,17 @@ def test_a_peer_that_crashes_is_left_out_of_the_table(tmp_path: Path, monkeypatc
     program.chmod(0o755)
     command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "2", "--rounds", "1", "--prompt", "4"]
     command += [
-        "--context", "32", "--chunk", "8", "--kernels", "off", "--against", "llama.cpp", "--llama-bench", str(program),
-    ]  # fmt: skip
+        "--context",
+        "32",
+        "--chunk",
+        "8",
+        "--kernels",
+        "off",
+        "--against",
+        "llama.cpp",
+        "--llama-bench",
+        str(program),
+    ]
     command += ["--gguf", str(tmp_path / "demo-q8_0.gguf"), "--json", str(figures), "--plot", str(picture)]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 3 and "llama.cpp q8_0 is left out" in result.stderr and "SIGILL" in result.stderr

@@ -1,4 +1,4 @@
-"""`hybridlm bench --start`: a cold and a warm start in separate processes, and their table."""
+"""`hybridlm bench --start`: a cold and a warm start in processes of their own, and their table."""
 
 import json
 from pathlib import Path
@@ -25,24 +25,24 @@ def made(stored: bool, seconds: float) -> dict[str, Any]:
 
 
 def test_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requests: list[Any] = []
+    asked: list[Any] = []
 
-    def measured(*args: Any) -> tuple[Any, Any]:
-        requests.append(args)
+    def measured(*given: Any) -> tuple[Any, Any]:
+        asked.append(given)
         return made(False, 7.125), [made(True, 1.0), made(True, 3.5), made(True, 2.0)]
 
     monkeypatch.setattr(bench_start, "measure_starts", measured)
     out = tmp_path / "found.json"
     arguments = ["-m", "MODEL", "--prompt", "9", "--json", str(out), "--adapter", "LORA"]
-    output = CliRunner().invoke(app, ["bench", "--start", *arguments])
-    assert output.exit_code == 0, output.output
+    shown = CliRunner().invoke(app, ["bench", "--start", *arguments])
+    assert shown.exit_code == 0, shown.output
     settings = {"lanes": 8, "context": None, "dtype": None, "chunk": None, "kernels": None, "adapter": "LORA"}
-    assert requests == [("MODEL", 9, settings, 3)]
+    assert asked == [("MODEL", 9, settings, 3)]
     for text in ("7.12", "8.12", "3.00 (2.00-4.50)", "1.25", "2.50", "0.25", "compiled by the warm starts: 0 steps"):
-        assert text in output.output, text
-    record = json.loads(out.read_text())
-    assert record["cold"] == made(False, 7.125) and [row["total"] for row in record["warm"]] == [2.0, 4.5, 3.0]
-    assert record["settings"] == settings and record["prompt"] == 9
+        assert text in shown.output, text
+    found = json.loads(out.read_text())
+    assert found["cold"] == made(False, 7.125) and [one["total"] for one in found["warm"]] == [2.0, 4.5, 3.0]
+    assert found["settings"] == settings and found["prompt"] == 9
 
 
 @pytest.mark.long

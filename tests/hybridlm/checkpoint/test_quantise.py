@@ -1,4 +1,4 @@
-"""Quantised copies of checkpoints: nearest numbers, tensors left plain, files that load again."""
+"""Quantised copies of checkpoints: the nearest numbers, what stays plain, and files that load again."""
 
 import json
 import shutil
@@ -58,8 +58,8 @@ def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int 
     weight[..., 1, :] = 0
     weight[..., 2, :16] *= 1e-6
     stored = scheme.quantise(weight)
-    assert {last: (item.shape, item.dtype.name) for last, item in stored.items()} == dict(scheme.stored(shape))
-    save = {f"a.{last}": item for last, item in stored.items()}
+    assert {last: (one.shape, one.dtype.name) for last, one in stored.items()} == dict(scheme.stored(shape))
+    save = {f"a.{last}": one for last, one in stored.items()}
     save_file(save, tmp_path / "m.safetensors")
     file = SafetensorsFile(tmp_path / "m.safetensors")
     hints = read_settings({"quantization_config": scheme.settings([])}, None).hints
@@ -71,12 +71,12 @@ def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int 
     with np.errstate(all="ignore"):
         units = np.where(step > 0, weight / step, 0)
     # Beyond the largest code it is the largest one; between two, the nearer.
-    i = np.clip(np.searchsorted(codes, units), 1, len(codes) - 1)
-    nearest = np.where(units - codes[i - 1] < codes[i] - units, codes[i - 1], codes[i])
-    tie = np.abs(np.abs(units - codes[i - 1]) - np.abs(codes[i] - units)) < 1e-5 * np.abs(codes[i] - codes[i - 1])
-    expected = np.where(tie, array, nearest * step)
-    np.testing.assert_allclose(array, expected, rtol=3e-7, atol=1e-30)
-    assert tie.mean() < 0.3 and not np.isnan(array).any() and (array[..., 1, :] == 0).all()
+    at = np.clip(np.searchsorted(codes, units), 1, len(codes) - 1)
+    nearest = np.where(units - codes[at - 1] < codes[at] - units, codes[at - 1], codes[at])
+    tie = np.abs(np.abs(units - codes[at - 1]) - np.abs(codes[at] - units)) < 1e-5 * np.abs(codes[at] - codes[at - 1])
+    expected = np.where(tie, found, nearest * step)
+    np.testing.assert_allclose(found, expected, rtol=3e-7, atol=1e-30)
+    assert tie.mean() < 0.3 and not np.isnan(found).any() and (found[..., 1, :] == 0).all()
     # The largest number of a group has the largest code, to the rounding of the scale.
     largest = {"fp8-block": 448, "int8": 127.5, "int4": 7.5, "nvfp4": 6}[name]
     rounding = 2**-4 if name == "nvfp4" else 2**-8
@@ -89,42 +89,42 @@ def test_ties_go_to_even() -> None:
     weight[0, :8] = [6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]
     stored = RoundingScheme("nvfp4").quantise(weight)
     codes = stored["weight_packed"][0, :4]
-    assert [float(E2M1[item]) for byte in codes for item in (byte & 15, byte >> 4)] == [6, 0, 1, 1, 2, 2, 4, 4]
+    assert [float(E2M1[one]) for byte in codes for one in (byte & 15, byte >> 4)] == [6, 0, 1, 1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("golden", ["dense_interval", "sparse_multimodal", "nemotron_latent", "granite_experts"])
 @pytest.mark.parametrize(("name", "group"), SCHEMES)
 def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
-    calls: list[tuple[int, int, str]] = []
+    seen: list[tuple[int, int, str]] = []
     report = quantise_checkpoint(
-        GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, progress=lambda *args: calls.append(args)
+        GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, progress=lambda *one: seen.append(one)
     )
     original = opened(GOLDEN / golden)
     copy, family, config = open_model(tmp_path / "out")
     assert isinstance(copy, CheckpointDirectory)
     plan = check(copy, family, config)
     assert report.quantised == len(copy.grouped.quantised) > 0 and report.bytes_after < report.bytes_before
-    assert calls[-1][0] == calls[-1][1] == report.bytes_before
-    assert report.bytes_after == sum(copy.info(file).end - copy.info(file).begin for file in copy.files)
-    for item in copy.names:
-        if item in copy.grouped.quantised:
+    assert seen[-1][0] == seen[-1][1] == report.bytes_before
+    assert report.bytes_after == sum(copy.info(one).end - copy.info(one).begin for one in copy.files)
+    for one in copy.names:
+        if one in copy.grouped.quantised:
             continue
-        np.testing.assert_array_equal(copy.read_part(item), original.read_part(item))
+        np.testing.assert_array_equal(copy.read_part(one), original.read_part(one))
     leaves = {choice.weight.path[-1] for choice in plan.choices for raw in choice.names.values()
               if raw in copy.grouped.quantised}  # fmt: skip
     assert leaves <= (module.FEED_FORWARD if name in ("int4", "nvfp4") else module.FEED_FORWARD | module.MIXERS)
     assert not any(
-        part in entry for entry in copy.grouped.quantised for part in ("lm_head", "embed", "norm", "conv", "mtp")
+        part in one for one in copy.grouped.quantised for part in ("lm_head", "embed", "norm", "conv", "mtp")
     )
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    matrices = {f.removesuffix(".weight") for f in copy.files if f.endswith(".weight") and "conv" not in f
-                and "embed" not in f and f not in copy.grouped.quantised and len(copy.shape(f)) == 2}  # fmt: skip
+    matrices = {one.removesuffix(".weight") for one in copy.files if one.endswith(".weight") and "conv" not in one
+                and "embed" not in one and one not in copy.grouped.quantised and len(copy.shape(one)) == 2}  # fmt: skip
     assert matrices <= set(settings["ignore"])
     worst = {"fp8-block": 0.04, "int8": 0.005, "int4": 0.08, "nvfp4": 0.2}[name]
-    for item in copy.grouped.quantised:
-        if item in original.files:
-            expected = original.read(item).astype(np.float32)
-            assert np.abs(copy.read(item) - expected).max() <= worst * np.abs(expected).max()
+    for one in copy.grouped.quantised:
+        if one in original.files:
+            expected = original.read(one).astype(np.float32)
+            assert np.abs(copy.read(one) - expected).max() <= worst * np.abs(expected).max()
 
 
 @pytest.mark.slow
@@ -132,19 +132,19 @@ def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
     report = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "out", scheme="int8", head=True)
     without = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "plain", scheme="int8")
     copy, original = opened(tmp_path / "out"), opened(GOLDEN / "dense_interval")
-    vocabulary = [file for file in original.files if "embed_tokens" in file or "lm_head" in file]
+    vocabulary = [one for one in original.files if "embed_tokens" in one or "lm_head" in one]
     assert vocabulary and set(vocabulary) <= set(copy.grouped.quantised)
     assert report.quantised == without.quantised + len(vocabulary)
-    for score in vocabulary:
-        expected = original.read(score).astype(np.float32)
-        assert np.abs(copy.read(score) - expected).max() <= 0.005 * np.abs(expected).max()
-    settings: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
-    packed = hybridlm.load(tmp_path / "out", **settings)
-    plain = hybridlm.load(tmp_path / "out", dequantise="float32", **settings)
+    for one in vocabulary:
+        expected = original.read(one).astype(np.float32)
+        assert np.abs(copy.read(one) - expected).max() <= 0.005 * np.abs(expected).max()
+    given: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
+    packed = hybridlm.load(tmp_path / "out", **given)
+    plain = hybridlm.load(tmp_path / "out", dequantise="float32", **given)
     assert isinstance(packed.params["embed_tokens"], QuantisedWeight)
     assert not isinstance(plain.params["embed_tokens"], QuantisedWeight)
-    for score, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
-        np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-4)
+    for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -155,24 +155,24 @@ def test_every_matrix_in_four_bits_and_the_head_in_eight(
 ) -> None:
     quantise_checkpoint(GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, mixers=True, head=True)
     copy, original = opened(tmp_path / "out"), opened(GOLDEN / golden)
-    quantised = copy.grouped.quantised
-    leaves = {name.removesuffix(".weight").rpartition(".")[2] for name in quantised}
+    found = copy.grouped.quantised
+    leaves = {one.removesuffix(".weight").rpartition(".")[2] for one in found}
     expected = {"in_proj", "out_proj"} if golden == "mamba2_base" else module.FEED_FORWARD | module.MIXERS
     assert leaves - {"embed_tokens", "embeddings", "lm_head"} == expected & {
-        file.removesuffix(".weight").rpartition(".")[2] for file in original.files
+        one.removesuffix(".weight").rpartition(".")[2] for one in original.files
     }
-    vocabulary = [file for file in original.files if "embed" in file or "lm_head" in file]
-    assert vocabulary and set(vocabulary) <= set(quantised)
-    for score, tensor in quantised.items():
+    vocabulary = [one for one in original.files if "embed" in one or "lm_head" in one]
+    assert vocabulary and set(vocabulary) <= set(found)
+    for one, tensor in found.items():
         assert (tensor.scheme, tensor.bits) == (
-            ("int-packed", 8) if score in vocabulary else ("int-packed", 4) if name == "int4" else ("nvfp4", 8)
-        ), score
+            ("int-packed", 8) if one in vocabulary else ("int-packed", 4) if name == "int4" else ("nvfp4", 8)
+        ), one
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert settings["format"] == form and not {"lm_head", *leaves} & set(settings["ignore"])
-    fields: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
-    packed, plain = (hybridlm.load(tmp_path / "out", dequantise=item, **fields) for item in (None, "float32"))
-    for score, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
-        np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-4)
+    given: Any = {"lanes": 2, "context": 32, "chunk": 8, "dtype": "float32", "compilation_cache": False}
+    packed, plain = (hybridlm.load(tmp_path / "out", dequantise=one, **given) for one in (None, "float32"))
+    for one, other in zip(packed.score([[3, 5, 7, 9], [8, 1]]), plain.score([[3, 5, 7, 9], [8, 1]]), strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-4)
 
 
 def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> None:
@@ -183,11 +183,12 @@ def test_experts_of_one_tensor_become_tensors_of_their_own(tmp_path: Path) -> No
     stem = fused.removesuffix("gate_up_proj")
     for expert, matrix in enumerate(expected):
         for part, rows in zip(("gate_proj", "up_proj"), np.split(matrix, 2), strict=True):
-            assert np.abs(copy.read(f"{stem}{expert}.{part}.weight") - rows).max() <= 0.2 * np.abs(rows).max()
+            found = copy.read(f"{stem}{expert}.{part}.weight")
+            assert np.abs(found - rows).max() <= 0.2 * np.abs(rows).max()
         # Engines multiply both at once, with one scale.
         scales = [copy.read_part(f"{stem}{expert}.{part}.weight_global_scale") for part in ("gate_proj", "up_proj")]
         assert float(scales[0][0]) == float(scales[1][0])
-    assert len({float(copy.read_part(file)[0]) for file in copy.files if file.endswith("global_scale")}) > 2
+    assert len({float(copy.read_part(one)[0]) for one in copy.files if one.endswith("global_scale")}) > 2
 
 
 def refused(**settings: Any) -> str:
@@ -211,7 +212,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [None, "decision.json", "judge_config.json"])
 def test_a_copy_that_would_be_without_the_adapter(tmp_path: Path, named: str | None) -> None:
-    """An adapter next to the weights, or in the folder named by a decision model."""
+    """An adapter beside the weights, or in the folder that the files of a decision model name."""
     source, out = Path(shutil.copytree(GOLDEN / "dense_interval", tmp_path / "in")), tmp_path / "out"
     place = source if named is None else source / "adapter"
     if named is None:
@@ -239,7 +240,7 @@ def test_damaged_numbers_leave_nothing_behind(tmp_path: Path, scheme: str) -> No
     save_file(tensors, source / "model.safetensors")
     with pytest.raises(CheckpointError) as caught:
         quantise_checkpoint(source, tmp_path / "out", scheme=scheme)
-    assert name in str(caught.value) and [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert name in str(caught.value) and [one.name for one in tmp_path.iterdir()] == ["in"]
 
 
 def test_command(tmp_path: Path) -> None:

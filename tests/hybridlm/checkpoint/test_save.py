@@ -130,20 +130,26 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), r"missing tokenizer\.json"),
     "no index": (lambda d: (d / format.INDEX).unlink(), r"expected model\.safetensors or"),
     "half an index": (lambda d: os.truncate(d / format.INDEX, 1000), "expected a JSON object, but it cannot be read"),
-    "another number": (lambda d: (d / format.INDEX).write_text((d / format.INDEX).read_text().replace('"at": [0, 0]',
-        '"at": [1, 0]')), r"hybridlm\.json: is not what was saved, by its checksum"),
+    "another number": (
+        lambda d: (d / format.INDEX).write_text((d / format.INDEX).read_text().replace('"at": [0, 0]', '"at": [1, 0]')),
+        r"hybridlm\.json: is not what was saved, by its checksum",
+    ),
     "other format": (edit(lambda i: i.update(format=2)), r"expected format 1, found 2 \(written by hybridlm '"),
     "no parameters": (edit(lambda i: i.pop("parameters")), "is not what LM.save writes: KeyError: 'parameters'"),
     "other family": (edit(lambda i: i.update(family="mamba2")), "expected the family qwen3_5.*one saved of mamba2"),
-    "one parameter less": (edit(lambda i: i["parameters"].pop("embed_tokens")),
-        r"missing embed_tokens: expected shape \("),
+    "one parameter less": (
+        edit(lambda i: i["parameters"].pop("embed_tokens")),
+        r"missing embed_tokens: expected shape \(",
+    ),
     "one more": (edit(lambda i: i["parameters"].update(x=i["parameters"]["embed_tokens"])), "unexpected x"),
-    "another shape": (edit(lambda i: (i["parameters"]["embed_tokens"].update(shape=[32, 97]),
-        tile_of(i).update(shape=[32, 97]))), r"mis-shaped embed_tokens: expected \(97, 32\), found \(32, 97\)"),
+    "another shape": (
+        edit(lambda i: (i["parameters"]["embed_tokens"].update(shape=[32, 97]), tile_of(i).update(shape=[32, 97]))),
+        r"mis-shaped embed_tokens: expected \(97, 32\), found \(32, 97\)",
+    ),
     "a hole": (edit(lambda i: tile_of(i).update(shape=[96, 32])), r"tiles do not cover \(97, 32\)"),
     "outside": (edit(lambda i: tile_of(i).update(file="weights/../../x")), "is not below weights"),
     "beyond": (edit(lambda i: tile_of(i).update(at=[1, 0])), r"\(97, 32\) at \(1, 0\) is not within \(97, 32\)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DAMAGES)

@@ -1,4 +1,4 @@
-"""The command line: output, exit status, and errors as one message."""
+"""The command line: what the commands print, what they return to the shell, and that errors are one message."""
 
 import dataclasses
 import fnmatch
@@ -88,11 +88,11 @@ def test_help(command: str):
 
 def test_options_of_generate_are_the_fields_of_sampling_params():
     declared = inspect.signature(generate.generate).parameters
-    fields = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "allowed_token_ids": "allowed_token_id"}
-    fields["structured_outputs"] = "json_schema"
+    others = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "allowed_token_ids": "allowed_token_id"}
+    others["structured_outputs"] = "json_schema"
     for field in dataclasses.fields(hybridlm.SamplingParams):
-        name = fields.get(field.name, field.name)
-        assert field.name in fields or declared[name].default == field.default
+        name = others.get(field.name, field.name)
+        assert field.name in others or declared[name].default == field.default
         (option,) = declared[name].annotation.__metadata__
         assert len(option.help) > 10, field.name
 
@@ -118,19 +118,19 @@ def test_a_drawn_seed_is_shown_and_repeats_the_run(lm: hybridlm.LM):
     seed = re.search(r"^seed: (\d+)", first.stderr, re.MULTILINE)
     assert seed is not None and printed(*sampled, "--seed", seed[1]) == first.stdout
     (row,) = rows(printed(*sampled, "--json"))
-    (repeat,) = rows(printed(*sampled, "--json", "--seed", row["seed"]))
-    assert repeat == row and row["seed"] != int(seed[1])
+    (again,) = rows(printed(*sampled, "--json", "--seed", row["seed"]))
+    assert again == row and row["seed"] != int(seed[1])
     assert "seed:" not in run(*GENERATE, "Ada", "--max-tokens", "1").stderr
 
 
 def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Prompts of a file in every form give all fields in input order."""
+    """Prompts of a file in every form; every field of completions that end out of order, in order."""
     lines = [{"id": "a", "prompt": "Ada"}, {"text": "Ben", "answer": "unused"}, {"id": 3, "token_ids": [36, 71]}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    calls = []
+    seen = []
 
-    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, **options: Any) -> Iterator[Event]:
-        calls.extend(prompts)
+    def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, **others: Any) -> Iterator[Event]:
+        seen.extend(prompts)
         for index in (4, 1, 0, 5, 3, 2):
             logprobs, tops = [-0.5, -math.inf], [{7: -0.5, 3: -1.5}, {3: -0.1, 7: -math.inf}]
             yield Event(index, 7, "x", None)
@@ -139,7 +139,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
     output = printed(*GENERATE, "--n", "2", "--logprobs", "2", "--json", "--file", tmp_path / "p.jsonl")
-    assert calls == ["Ada", "Ben", [36, 71]] and output.isascii()
+    assert seen == ["Ada", "Ben", [36, 71]] and output.isascii()
     assert "with --json only" in refused(*GENERATE, "Ada", "--prompt-logprobs", "1", status=2)
     assert rows(output) == [
         {
@@ -172,26 +172,26 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_forms_reach_generate(
     lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], form: dict[str, Any]
 ):
-    calls: list[Any] = []
-    monkeypatch.setattr(hybridlm.LM, "stream", lambda self, prompts, params, n: calls.append(params) or iter(()))
+    seen: list[Any] = []
+    monkeypatch.setattr(hybridlm.LM, "stream", lambda self, prompts, params, n: seen.append(params) or iter(()))
     (tmp_path / "schema.json").write_text('{"const": 3}')
     monkeypatch.chdir(tmp_path)
     printed("generate", "-m", "x", *arguments, "hi")
-    assert calls[0].structured_outputs == form
+    assert seen[0].structured_outputs == form
     assert "give one of them" in refused("generate", "-m", "x", "--regex", "a", "--choice", "b", "hi", status=2)
 
 
 def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    records: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
 
     def events(self: hybridlm.LM, prompts: Any, params: hybridlm.SamplingParams, n: int) -> Iterator[Event]:
-        records.update(dataclasses.asdict(params), prompts=prompts, n=n)
+        seen.update(dataclasses.asdict(params), prompts=prompts, n=n)
         return iter(())
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    options = "--repetition-penalty 1.1 --presence-penalty 1.5 --frequency-penalty 0.5 --min-tokens 2 --bad-word x"
-    options += " --keep-special-tokens --keep-tool-markers --thinking-budget 9 --think-end </t> --logit-bias"
-    arguments = options + ' {"3":1.5} '
+    more = "--repetition-penalty 1.1 --presence-penalty 1.5 --frequency-penalty 0.5 --min-tokens 2 --bad-word x"
+    more += " --keep-special-tokens --keep-tool-markers --thinking-budget 9 --think-end </t> --logit-bias"
+    arguments = more + ' {"3":1.5} '
     arguments += "--max-tokens 7 --temperature 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --seed 11 --n 4 --ignore-eos"
     printed(
         "generate",
@@ -211,19 +211,38 @@ def test_settings_reach_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatc
         "--",
         "-x",
     )
-    assert records == {
-        "prompts": ["-x"], "max_tokens": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 11,
-        "stop": ["a b", "c", 9], "ignore_eos": True, "logprobs": None, "prompt_logprobs": None, "n": 4,
-        "stop_token_ids": (), "repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5,
-        "logit_bias": {"3": 1.5}, "min_tokens": 2, "bad_words": ["x"], "allowed_token_ids": None,
-        "skip_special_tokens": False, "keep_tool_markers": True, "thinking_budget": 9, "think_end": "</t>",
+    assert seen == {
+        "prompts": ["-x"],
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 11,
+        "stop": ["a b", "c", 9],
+        "ignore_eos": True,
+        "logprobs": None,
+        "prompt_logprobs": None,
+        "n": 4,
+        "stop_token_ids": (),
+        "repetition_penalty": 1.1,
+        "presence_penalty": 1.5,
+        "frequency_penalty": 0.5,
+        "logit_bias": {"3": 1.5},
+        "min_tokens": 2,
+        "bad_words": ["x"],
+        "allowed_token_ids": None,
+        "skip_special_tokens": False,
+        "keep_tool_markers": True,
+        "thinking_budget": 9,
+        "think_end": "</t>",
         "structured_outputs": {"choice": ["a b", "c"]},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to a folder with an input file."""
+    """A folder with an input, in which commands run."""
     (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -316,7 +335,7 @@ def test_no_model_is_loaded_for_a_wrong_argument(
 
 
 def test_chat(lm: hybridlm.LM):
-    """The template's text lacks the tokens that a tokenizer puts around texts."""
+    """The template's text, without what the tokenizer puts around texts."""
     row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
     assert lm.tokenizer is not None
     assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
@@ -410,7 +429,7 @@ def test_checkpoint_errors(checkpoint: Path, tmp_path: Path, in_folder: Path):
 
 @pytest.mark.filterwarnings("always::UserWarning")
 def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
-    """Warnings of a real load reach standard error without our source location."""
+    """A real load: what it warns about reaches standard error without the place in our source."""
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((checkpoint / "config.json").read_text())
@@ -465,12 +484,12 @@ def test_completions_that_the_context_cuts_are_named(lm: hybridlm.LM, monkeypatc
             yield Event(index, 7, "x", hybridlm.Completion("x", [7] * tokens, None, None, reason, [1]))
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    for settings, message in (
+    for given, message in (
         ([("length", 6), ("stop", 2)], ""),
         ([("length", 6), ("length", 5)], "warning: prompt 2 ends before --max-tokens: the context of 256 tokens"),
         ([("length", 0), ("length", 5)], "warning: 2 completions, the first of prompt 1, end before --max-tokens"),
     ):
-        ends[:] = settings
+        ends[:] = given
         result = run(*GENERATE, "A", "B")
         assert result.exit_code == 0 and result.stderr.startswith(message) and bool(result.stderr) == bool(message)
 
@@ -509,7 +528,7 @@ def test_a_full_disk_behind_standard_output_is_named(
 ):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    monkeypatch.setattr(lm, "stream", lambda *args, **settings: iter([Event(0, 1, "word", None)]))
+    monkeypatch.setattr(lm, "stream", lambda *given, **settings: iter([Event(0, 1, "word", None)]))
     full = io.TextIOWrapper(open("/dev/full", "wb", buffering), write_through=not buffering)
     monkeypatch.setattr(sys, "stdout", full)
     monkeypatch.setattr(sys, "argv", ["hybridlm", *arguments])
@@ -537,8 +556,8 @@ def test_warmup_fails_where_a_step_is_not_kept(stored: bool, lm: hybridlm.LM, mo
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
     result = run("warmup", "-m", "tiny")
-    assert result.exit_code == (0 if stored else 1)
-    assert len(result.stderr.splitlines()) == (0 if stored else 1)
+    assert result.exit_code == (0 if kept else 1)
+    assert len(result.stderr.splitlines()) == (0 if kept else 1)
 
 
 @pytest.mark.long
@@ -570,9 +589,9 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert result.exit_code == 3 and result.stdout == ""
     assert "3 texts of 8 tokens" in result.stderr and "1 rows have an error" in result.stderr
-    output = rows((tmp_path / "out.jsonl").read_text())
-    assert output[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
-    assert [row["id"] for row in output] == ["a", "b", None, None] and output[1]["error"].startswith("line 2: ")
+    found = rows((tmp_path / "out.jsonl").read_text())
+    assert found[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
+    assert [row["id"] for row in found] == ["a", "b", None, None] and found[1]["error"].startswith("line 2: ")
     message = refused("score", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
     assert message.startswith(f"error: {tmp_path / 'in.jsonl'}: line 2: token_ids: token id 97")
     assert not (tmp_path / "strict.jsonl").exists()
@@ -581,13 +600,13 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
 @pytest.mark.slow
 def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path):
     (tmp_path / "in.jsonl").write_text('{"text": "Ada", "how": [{"kind": "scale_state", "layer": 0, "factor": 0}]}\n')
-    command, score = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]
-    for number, settings in enumerate(("how", '[{"kind": "scale_state", "layer": 0, "factor": 0}]', "[]")):
+    command, own = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]
+    for number, given in enumerate(("how", '[{"kind": "scale_state", "layer": 0, "factor": 0}]', "[]")):
         output = tmp_path / f"{number}.jsonl"
-        run(*command, output, "--hidden-states", "1", "--positions", "all", "--interventions", settings)
+        run(*command, output, "--hidden-states", "1", "--positions", "all", "--interventions", given)
         (row,) = rows(output.read_text())
         assert len(row["hidden_states[1]"]) == 3 * lm.config.hidden_size
-        assert (row["logprobs"][1:] == score.logprobs[1:].tolist()) == (settings == "[]")
+        assert (row["logprobs"][1:] == own.logprobs[1:].tolist()) == (given == "[]")
     message = refused(*command, tmp_path / "no.jsonl", "--interventions", '[{"kind": "all"}]')
     assert message.startswith("error: interventions[0]: expected an object whose kind is one of add")
 
@@ -595,10 +614,10 @@ def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path)
 def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path):
     texts = [{"token_ids": [*range(3, 33), last]} for last in (40, 41, 42)]
     (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
-    initial = lm.stats["prefix_tokens_saved"]
+    before = lm.stats["prefix_tokens_saved"]
     result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     saved = lm.stats["prefix_tokens_saved"]
-    assert saved - initial >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
+    assert saved - before >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -618,13 +637,13 @@ def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, m
     monkeypatch.setattr(TextModel, "scores", scores)
     result = run(*command)
     assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
-    output = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
-    assert [row["id"] for row in output] == [3, 4, 5, 6, 7, 8]
+    found = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
+    assert [row["id"] for row in found] == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.fixture
 def embedded(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Iterator[hybridlm.LM]:
-    """A small demo with an untrained model: equal, wrong answers to three stories."""
+    """A small demo: three stories of one holder. The model has learned nothing: its answers are wrong, and equal."""
     monkeypatch.setattr(cli_demo, "load", lambda *args, **settings: loaded)
     monkeypatch.setattr(cli_demo, "STORIES", 3)
     monkeypatch.setattr(cli_demo, "MIN_RIGHT", 0)
@@ -639,8 +658,8 @@ def test_demo(embedded: hybridlm.LM):
     assert output.startswith("LM(qwen3_5,") and f"jax {jax.__version__}" in output
     stories = [demo.story(seed) for seed in demo.UNSEEN[9:12]]
     answers = embedded.generate([story.prompt for story in stories], max_tokens=6)
-    for records, answer in zip(stories, answers, strict=True):
-        assert records.question in output and f"wrong: {records.answer}" in output
+    for told, answer in zip(stories, answers, strict=True):
+        assert told.question in output and f"wrong: {told.answer}" in output
         assert answer.text is not None and output.count(answer.text.strip()) == 2
     assert output.count("tokens/s") == 2 and output.count("0 of 3 right") == 2 and "NO" not in output
     assert output.endswith("all 3 answers are equal, token by token\n")
@@ -673,10 +692,10 @@ def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.M
 
 
 def test_demo_right_answers():
-    records = story(5)
-    completion = hybridlm.Completion(records.reply, [1], None, None, "stop", [2])
-    other = hybridlm.Completion(records.reply.replace(records.answer, "Nobody"), [1], None, None, "stop", [2])
-    assert cli_demo._is_right(records, completion) and not cli_demo._is_right(records, other)
+    told = story(5)
+    said = hybridlm.Completion(told.reply, [1], None, None, "stop", [2])
+    other = hybridlm.Completion(told.reply.replace(told.answer, "Nobody"), [1], None, None, "stop", [2])
+    assert cli_demo._is_right(told, said) and not cli_demo._is_right(told, other)
 
 
 def test_end_token_is_not_shown(lm: hybridlm.LM):
@@ -733,23 +752,23 @@ def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_eval_finds_its_tasks_before_it_loads(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    loaded, request = list[str](), list[list[str]]()
+    loaded, asked = list[str](), list[list[str]]()
     monkeypatch.setattr(options, "load", lambda model, **settings: loaded.append(model))
     monkeypatch.setattr(
-        sys.modules["lm_eval.evaluator"], "simple_evaluate", lambda tasks, **_: request.append(tasks) or results
+        sys.modules["lm_eval.evaluator"], "simple_evaluate", lambda tasks, **_: asked.append(tasks) or results
     )
     message = refused("eval", "-m", "tiny", "-t", "any,helaswag", "-t", "mmlu_*")
     assert "lm_eval has no task, group or tag helaswag, mmlu_*" in message and not loaded
     printed("eval", "-m", "tiny", "-t", "an*,any")
-    assert request == [["any", "another"]] and loaded == ["tiny"]
+    assert asked == [["any", "another"]] and loaded == ["tiny"]
 
 
 def test_eval_has_the_kernels_that_are_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    requests: list[str | None] = []
-    monkeypatch.setattr(options, "load", lambda *args, kernels, **settings: requests.append(kernels))
-    for given_value in ((), ("--kernels", "off")):
-        assert printed("eval", "-m", "tiny", "-t", "any", *given_value) == "|table|\n"
-    assert requests == [None, "off"]
+    asked: list[str | None] = []
+    monkeypatch.setattr(options, "load", lambda *args, kernels, **settings: asked.append(kernels))
+    for given in ((), ("--kernels", "off")):
+        assert printed("eval", "-m", "tiny", "-t", "any", *given) == "|table|\n"
+    assert asked == [None, "off"]
 
 
 def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
@@ -759,12 +778,12 @@ def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
     output = tmp_path / "out.json"
     output.write_text("older")
     command = ("eval", "-m", "tiny", "-t", "any", "-o", output)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limit[1]))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
     try:
         failed = run(*command)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert failed.exit_code == 1 and failed.stderr.startswith(f"error: {output}: File too large"), failed.output
     assert failed.stdout == "|table|\n", "the figures are shown in any case"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and output.read_text() == "older"

@@ -1,4 +1,4 @@
-"""The formulas of docs/devices.md give the bytes that XLA's programs exchange.
+"""The formulas of docs/devices.md give the bytes that XLA's programs exchange, and the schedules of the certificates.
 
 The case that always runs is in test_mesh_runs.py, where the steps are compiled anyway.
 """
@@ -78,7 +78,7 @@ def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
 
 
 def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
-    """Two thirds for every size, less if devices share the tokens."""
+    """Two thirds, whatever the sizes, and less where the tokens are not divided by the devices."""
     for devices in (2, 3, 4, 8, 16, 64):
         for tokens in (1, 2, 3, 7, 8, 64, 100, 2048):
             for numbers in (64, 2048, 7168):
@@ -91,7 +91,7 @@ def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
 
 @pytest.mark.long
 def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
-    """Four layers of Qwen3.5-35B-A3B, one with attention, all experts, the whole vocabulary."""
+    """Four layers of Qwen3.5-35B-A3B, one of them attention, with all its experts and its whole vocabulary."""
     text = QWEN3_5_35B["text_config"]
     layers = {"num_hidden_layers": 4, "layer_types": text["layer_types"][:4]}
     shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 64)
@@ -100,7 +100,7 @@ def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
-    """Each array of a row takes one sum of at most the device's bytes."""
+    """One sum for each array of a row, of no more bytes than a device has of it."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields_of("olmo_base")))
     engine = abstract_engine(

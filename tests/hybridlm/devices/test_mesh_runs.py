@@ -1,4 +1,4 @@
-"""Models over a mesh of virtual devices give the numbers of one device."""
+"""Models over a mesh of virtual devices give the numbers that they give on one device."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,67 +20,76 @@ from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import Shape
 
 PROMPTS = [
-    [5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4], [11],
-]  # fmt: skip
+    [5, 6, 7],
+    [9, 8, 7, 6, 5, 4, 3, 12],
+    [3] * 11,
+    [10, 11],
+    [20] * 17,
+    [6],
+    [8, 9] * 9,
+    [5, 6, 7, 8],
+    [4],
+    [11],
+]
 SHOTS = [5, 9, 33] * 50
 SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
 
 
 class Knowing:
-    """Drafts the true continuation and one wrong token after it."""
+    """Drafts what sequences go on with, and one token that is wrong behind it."""
 
     def __init__(self, sequences: list[list[int]]):
         self._sequences = sequences
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        table = (s[len(token_ids) :] for s in self._sequences if s[: len(token_ids)] == list(token_ids))
-        return [*next(table, [])[: k - 1], 1][:k]
+        known = (one[len(token_ids) :] for one in self._sequences if one[: len(token_ids)] == list(token_ids))
+        return [*next(known, [])[: k - 1], 1][:k]
 
 
-def check_same_tokens(lm: hybridlm.LM, results: list[hybridlm.Completion], expected: list[hybridlm.Completion]) -> None:
+def check_same_tokens(one: hybridlm.LM, found: list[hybridlm.Completion], expected: list[hybridlm.Completion]) -> None:
     """Asserts the same tokens; prompts of `found` may begin behind a prefix."""
-    full = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(results, expected, strict=True)]
-    check_same_samples(lm, full, expected, {}, tolerance_of(lm))
+    whole = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(found, expected, strict=True)]
+    check_same_samples(one, whole, expected, {}, tolerance_of(one))
 
 
-def check_generation(lm: hybridlm.LM, item: hybridlm.LM, prompts: list[list[int]]) -> None:
+def check_generation(found: hybridlm.LM, one: hybridlm.LM, prompts: list[list[int]]) -> None:
     """Assert that both sample the same tokens, of the same log-probabilities."""
     settings = {"max_tokens": 8, "ignore_eos": True, "logprobs": 0}
-    actual, expected = lm.generate(prompts, **settings), item.generate(prompts, **settings)
-    check_same_samples(item, actual, expected, settings, tolerance_of(item))
-    for a, b in zip(actual, expected, strict=True):
+    ours, expected = found.generate(prompts, **settings), one.generate(prompts, **settings)
+    check_same_samples(one, ours, expected, settings, tolerance_of(one))
+    for a, b in zip(ours, expected, strict=True):
         if a.token_ids == b.token_ids:
             assert a.logprobs is not None and b.logprobs is not None
-            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(item))
+            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
 
 
-def check_scores(actual: hybridlm.LM, item: hybridlm.LM, texts: list[list[int]]) -> None:
-    """Assert equal log-probabilities of texts, likely and chosen tokens, and equal embeddings."""
-    for a, b in zip(actual.score(texts, top_logprobs=3), item.score(texts, top_logprobs=3), strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(item))
+def check_scores(found: hybridlm.LM, one: hybridlm.LM, texts: list[list[int]]) -> None:
+    """Asserts that both give the same log-probabilities: of texts, of likely and of chosen tokens; and embeddings."""
+    for a, b in zip(found.score(texts, top_logprobs=3), one.score(texts, top_logprobs=3), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
         for top, other in zip(a.top_logprobs or [], b.top_logprobs or [], strict=True):
             likely = ([*(each or {}).values()] for each in (top, other))
-            np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(item))
-    request: dict[str, Any] = {"token_ids": [3, 40, 7], "top": 3, "entropy": True, "temperature": 0.8}
-    for a, b in zip(actual.score(texts[:1], **request), item.score(texts[:1], **request), strict=True):
+            np.testing.assert_allclose(*likely, rtol=0, atol=tolerance_of(one))
+    asked: dict[str, Any] = {"token_ids": [3, 40, 7], "top": 3, "entropy": True, "temperature": 0.8}
+    for a, b in zip(found.score(texts[:1], **asked), one.score(texts[:1], **asked), strict=True):
         assert a.chosen and b.chosen and a.top and b.top and a.entropy is not None and b.entropy is not None
-        for score, expected in ((a.chosen, b.chosen), (a.top, b.top)):
-            np.testing.assert_allclose(score.logprobs, expected.logprobs, rtol=0, atol=tolerance_of(item))
-            assert (np.abs(score.ranks - expected.ranks) <= 1).all()
-        np.testing.assert_allclose(a.entropy, b.entropy, rtol=0, atol=tolerance_of(item))
-    vectors = [lm.embed(texts[:3], pooling="mean") for lm in (actual, item)]
-    np.testing.assert_allclose(*vectors, rtol=0, atol=tolerance_of(item))
+        for mine, expected in ((a.chosen, b.chosen), (a.top, b.top)):
+            np.testing.assert_allclose(mine.logprobs, expected.logprobs, rtol=0, atol=tolerance_of(one))
+            assert (np.abs(mine.ranks - expected.ranks) <= 1).all()
+        np.testing.assert_allclose(a.entropy, b.entropy, rtol=0, atol=tolerance_of(one))
+    vectors = [lm.embed(texts[:3], pooling="mean") for lm in (found, one)]
+    np.testing.assert_allclose(*vectors, rtol=0, atol=tolerance_of(one))
 
 
 def check_drafts_and_cache(
-    lm: hybridlm.LM,
+    one: hybridlm.LM,
     directory: Path,
     mesh: jax.sharding.Mesh,
     prompts: list[list[int]],
     expected: list[hybridlm.Completion],
     speculate: Any = None,
 ) -> None:
-    """Assert that a drafting, caching model over the mesh samples the expected tokens twice.
+    """Assert that a model over the mesh that drafts and keeps prompts samples the expected tokens, twice.
 
     Args:
         one: the model on one device.
@@ -89,12 +98,12 @@ def check_drafts_and_cache(
         prompts, expected: what `one` samples.
         speculate: as for `hybridlm.load`; None for a drafter that knows what is expected, whose drafts are accepted.
     """
-    knowing = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
+    known = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
     drafting = hybridlm.load(
-        directory, lanes=8, mesh=mesh, speculate=speculate or knowing, draft_tokens=3, prefix_cache="4MB", **SETTINGS
+        directory, lanes=8, mesh=mesh, speculate=speculate or known, draft_tokens=3, prefix_cache="4MB", **SETTINGS
     )
     for _ in range(2):
-        check_same_tokens(lm, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
+        check_same_tokens(one, drafting.generate(prompts, max_tokens=8, ignore_eos=True), expected)
     assert drafting.stats["drafted_tokens"] and drafting.stats["prefix_hits"] >= len(prompts)
     assert drafting.stats["accepted_tokens"] or speculate is not None
 
@@ -112,34 +121,34 @@ def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
     noisy = {name: (x * rng.normal(1, 0.2, x.shape)).astype(np.float32) for name, x in tensors.items()}
     save_file(noisy, folders[1] / "model.safetensors")
     texts = [*PROMPTS[:4], SHOTS[:12] + [7, 8], SHOTS[:12] + [9]]
-    item, other = (hybridlm.load(folder, lanes=4, certify="off", **SETTINGS) for folder in folders)
-    expected = item.divergence(other, texts)
+    one, other = (hybridlm.load(folder, lanes=4, certify="off", **SETTINGS) for folder in folders)
+    expected = one.divergence(other, texts)
     over = [hybridlm.load(folder, lanes=4, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS) for folder in folders]
-    divergence = over[0].divergence(over[1], texts)
-    assert divergence.certificate is not None and divergence.certificate.holds
+    found = over[0].divergence(over[1], texts)
+    assert found.certificate is not None and found.certificate.holds
     assert over[1].stats["prefix_tokens_saved"] == other.stats["prefix_tokens_saved"] == 10
     for name in ("kl", "reverse_kl", "js"):
-        np.testing.assert_allclose(getattr(divergence, name), getattr(expected, name), rtol=1e-3, atol=1e-5)
-    assert divergence.same_top.tolist() == expected.same_top.tolist() and 0 < divergence.same_top.mean() < 1
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-3, atol=1e-5)
+    assert found.same_top.tolist() == expected.same_top.tolist() and 0 < found.same_top.mean() < 1
     with pytest.raises(ValueError, match="other: .*meshes differ"):
         over[0].divergence(other, texts)
 
 
 @pytest.mark.slow
 def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
-    """Split lanes and heads with one prompt too many; every step is proved and audited.
+    """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited.
 
     The devices exchange the bytes of docs/devices.md.
     """
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
-    lm = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
+    one = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
-    check_generation(over, lm, PROMPTS[:3])
+    check_generation(over, one, PROMPTS[:3])
     assert all(certificate.holds for certificate in over.certificates.values())
     steps = [shape for shape in over.engine.programs.shapes if isinstance(shape, Shape)]
     assert steps
     for shape in steps:
-        expected = by_hand(lm.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
+        expected = by_hand(one.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
         assert counted(over.engine.program(shape).compiled.as_text()) == in_bytes(expected)
 
 
@@ -147,19 +156,19 @@ def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axes", MESHES, ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_on_every_mesh(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
-    """Rows move between pools while prompts wait; then drafts are verified and prefixes reused.
+    """Rows move between pools of several sizes: prompts wait for lanes, and few sequences are left at the end.
 
     Then with drafts that are verified, and prompts that go on from kept states.
     """
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
-    lm = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
+    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
     mesh = hybridlm.mesh(*axes)
     over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
-    check_generation(over, lm, PROMPTS)
-    check_scores(over, lm, PROMPTS)
+    check_generation(over, one, PROMPTS)
+    check_scores(over, one, PROMPTS)
     prompts = [[*SHOTS, *prompt] for prompt in PROMPTS]
-    expected = lm.generate(prompts, max_tokens=8, ignore_eos=True)
-    check_drafts_and_cache(lm, directory, mesh, prompts, expected)
+    expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
+    check_drafts_and_cache(one, directory, mesh, prompts, expected)
 
 
 @pytest.mark.long
@@ -169,22 +178,22 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
     directory = write_random_checkpoint("sparse_base", tmp_path / "model", head=True)
     mesh = hybridlm.mesh(*axes)
     prompts = [[*SHOTS, *prompt] for prompt in PROMPTS]
-    lm = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
+    one = hybridlm.load(directory, lanes=8, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=8, mesh=mesh, **SETTINGS)
-    expected = lm.generate(prompts, max_tokens=8, ignore_eos=True)
+    expected = one.generate(prompts, max_tokens=8, ignore_eos=True)
     prefix = over.prefix(SHOTS)
-    check_same_tokens(lm, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=prefix), expected)
+    check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=prefix), expected)
     prefix.save(tmp_path / "prefix")
     loaded = over.load_prefix(tmp_path / "prefix")
-    check_same_tokens(lm, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=loaded), expected)
-    for a, b in zip(over.score(prompts), lm.score(prompts), strict=True):
-        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(lm))
+    check_same_tokens(one, over.generate(PROMPTS, max_tokens=8, ignore_eos=True, prefix=loaded), expected)
+    for a, b in zip(over.score(prompts), one.score(prompts), strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance_of(one))
     assert over.stats["prefix_tokens_saved"]
     if axes[1] > 1:
         with pytest.raises(hybridlm.SnapshotError, match="layout"):
-            lm.load_prefix(tmp_path / "prefix")
+            one.load_prefix(tmp_path / "prefix")
     for speculate in (None, "mtp"):
-        check_drafts_and_cache(lm, directory, mesh, prompts, expected, speculate)
+        check_drafts_and_cache(one, directory, mesh, prompts, expected, speculate)
 
 
 @pytest.mark.long
@@ -194,7 +203,7 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
 ) -> None:
     monkeypatch.setattr(scheduler, "SHRINK_PLACES", 4)
     directory = write_random_checkpoint("sparse_base", tmp_path)
-    item = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
+    one = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)
     lengths = [3] * 9 + [40]
 
@@ -202,10 +211,10 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
         with lm.session() as session:
             for prompt, length in zip(PROMPTS, lengths, strict=True):
                 session.submit(prompt, max_tokens=length, ignore_eos=True)
-            results = {}
+            done = {}
             while session.busy:
-                results |= {event.index: event.completion for event in session.step() if event.completion is not None}
-        return [results[i] for i in range(10)]
+                done |= {event.index: event.completion for event in session.step() if event.completion is not None}
+        return [done[i] for i in range(10)]
 
     check_same_tokens(item, run(over), run(item))
     lanes = {shape.lanes for shape in over.engine.programs.shapes if isinstance(shape, Shape) and shape.tokens == 1}
@@ -215,9 +224,9 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)], ids=str)
 def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -> None:
-    """Equal gradients where each device has part of the vocabulary and experts."""
+    """The same gradients where each device looks up tokens of its own, and multiplies rows of its own experts."""
     directory = write_random_checkpoint("sparse_base", tmp_path)
-    item, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
+    one, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
     tokens = np.random.default_rng(0).integers(64, size=(2, 15))
     loss = lambda params, lm: jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
     for settings in (tokens, tokens[0]):
@@ -225,10 +234,10 @@ def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -
         np.testing.assert_allclose(actual.logits, expected.logits, rtol=0, atol=2e-3)
         for a, b in zip(actual.hidden_states, expected.hidden_states, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-3)
-        assert actual.states is not None
-        logits = over.forward(settings, state=actual.states).logits
-        np.testing.assert_allclose(logits, item.forward(settings, state=expected.states).logits, rtol=0, atol=2e-3)
-    actual, expected = (jax.grad(loss)(lm.params, lm) for lm in (over, item))
+        assert found.states is not None
+        again = over.forward(given, state=found.states).logits
+        np.testing.assert_allclose(again, one.forward(given, state=expected.states).logits, rtol=0, atol=2e-3)
+    found, expected = (jax.grad(loss)(lm.params, lm) for lm in (over, one))
     for name in (name for name in expected if "qkv" not in name and "conv" not in name and "gate_up" not in name):
         scale = float(jnp.abs(expected[name]).max())
-        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-3 * scale, err_msg=name)
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-3 * scale, err_msg=name)

@@ -146,7 +146,7 @@ def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "2", "--chunk", "4")
     assert result.exit_code == 1
     assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
-    assert "The step is score 2x4 (lanes x tokens)." in result.output and "1 of 5 steps failed" in result.output
+    assert "The step is score 2x4 of 2 (lanes x tokens)." in result.output and "1 of 4 steps failed" in result.output
 
 
 @pytest.mark.parametrize(

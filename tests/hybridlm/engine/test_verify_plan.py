@@ -14,6 +14,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.proof import lane_proof
 from models.mixers.recurrent import Recurrent
+from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneInfo
 
 LANES, TOKENS, LAYERS = 8, 5, 1
@@ -59,18 +60,18 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
 
     def of_each(self: Recurrent, kept: Any, info: LaneInfo, state: Any) -> Any:
         place = jnp.arange(TOKENS, dtype=jnp.int32)[None]
-        states = []
+        rows, states = jax.tree.map(lambda pool: take_rows(pool, info.slots), state), []
         for count in range(TOKENS + 1):
             lengths = jnp.minimum(info.lengths, count)
-            shorter = info._replace(lengths=lengths, valid=place < lengths[:, None])
-            states.append(right(self, kept, shorter, state))
+            shorter = info._replace(lengths=lengths, valid=place < lengths[:, None], slots=None)
+            states.append(right(self, kept, shorter, rows))
         lanes = jnp.arange(LANES, dtype=jnp.int32)
 
         def last(old: jax.Array, *each: jax.Array) -> jax.Array:
             found = jnp.stack(each, axis=1).at[lanes, info.lengths].get(mode="fill", wrap_negative_indices=False)
             return jnp.where((info.lengths > 0).reshape((LANES,) + (1,) * (old.ndim - 1)), found, old)
 
-        return jax.tree.map(last, state, *states)
+        return jax.tree.map(lambda pool, row: put_rows(pool, info.slots, row), state, jax.tree.map(last, rows, *states))
 
     monkeypatch.setattr(Recurrent, "commit", of_each)
     assert needed_beside(config) >= sizes(config)[1]

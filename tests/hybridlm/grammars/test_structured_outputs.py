@@ -44,8 +44,8 @@ def follows(text: str | None, form: Mapping[str, Any]) -> bool:
     if "choice" in form:
         return text in form["choice"]
     if "json" in form:
-        record = json.loads(text)
-        return list(record) == ["n", "k"] and 0 <= record["n"] <= 99 and record["k"] in ("x", None, 2)
+        found = json.loads(text)
+        return list(found) == ["n", "k"] and 0 <= found["n"] <= 99 and found["k"] in ("x", None, 2)
     return bool(re.fullmatch(form.get("regex", r"<[p-z]{1,4}(,[p-z]{1,4}){1,2}>"), text))
 
 
@@ -53,11 +53,11 @@ def finished(lm: hybridlm.LM, request: Sequence[Mapping[str, Any]], **session: A
     """Return the completions of requests with their own settings, in their order."""
     results: dict[int, Completion] = {}
     with lm.session(**session) as running:
-        for each in request:
+        for each in asked:
             running.submit(each.get("prompt", PROMPT), **{k: v for k, v in each.items() if k != "prompt"})
         while running.busy:
-            results |= {event.index: event.completion for event in running.step() if event.completion is not None}
-    return [results[index] for index in sorted(results)]
+            found |= {event.index: event.completion for event in running.step() if event.completion is not None}
+    return [found[index] for index in sorted(found)]
 
 
 def ids(lm: hybridlm.LM, text: str) -> list[int]:
@@ -71,16 +71,16 @@ def grammars(lm: hybridlm.LM) -> Grammars:
 
 
 class Proposed:
-    """Proposes the rest of a known text after its beginning, else other tokens."""
+    """A drafter that proposes the rest of a text wherever its beginning has been sampled, else other tokens."""
 
     def __init__(self, prompt: int, texts: Sequence[Sequence[int]]):
         self._prompt, self._texts = prompt, texts
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        results = list(token_ids[self._prompt :])
+        done = list(token_ids[self._prompt :])
         for text in self._texts:
-            if results and list(text[: len(results)]) == results:
-                return [*text[len(results) :], 7, 8, 9][:k]
+            if done and list(text[: len(done)]) == done:
+                return [*text[len(done) :], 7, 8, 9][:k]
         return [token_ids[-1], 18][:k]
 
 
@@ -89,58 +89,57 @@ class Proposed:
 def test_lanes_have_their_own_forms_and_change_no_others(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, drafts: bool
 ) -> None:
-    """Three lanes with and without forms, greedy and sampled; the others keep their bits."""
+    """Forms and none, greedy and sampled, in three lanes whose rows are used again: bits of the others stay."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-    speculate = (lambda: Proposed(len(PROMPT), [ids(text_lm, choice) for choice in CHOICES])) if drafts else None
+    speculate = (lambda: Proposed(len(PROMPT), [ids(text_lm, one) for one in CHOICES])) if drafts else None
     plain: dict[str, Any] = {"prompt": "ababababab", "max_tokens": 9, "logprobs": 2}
-    single = {seed: finished(text_lm, [plain | {"temperature": 0.9, "seed": seed}])[0] for seed in range(4)}
-    requests: list[dict[str, Any]] = []
+    alone = {seed: finished(text_lm, [plain | {"temperature": 0.9, "seed": seed}])[0] for seed in range(4)}
+    asked: list[dict[str, Any]] = []
     for seed, form in enumerate(FORMS):
-        requests.append({"structured_outputs": form, "max_tokens": 40})
-        requests.append(plain | {"temperature": 0.9, "seed": seed})
-        requests.append({"structured_outputs": form, "temperature": 1.5, "top_p": 0.9, "seed": seed, "max_tokens": 40})
+        asked.append({"structured_outputs": form, "max_tokens": 40})
+        asked.append(plain | {"temperature": 0.9, "seed": seed})
+        asked.append({"structured_outputs": form, "temperature": 1.5, "top_p": 0.9, "seed": seed, "max_tokens": 40})
     steps = text_lm.engine.stats["verify_steps"]
     # Numbers of requests are part of the keys of random numbers.
     with text_lm.session(speculate=speculate() if speculate else None) as running:
-        results: dict[int, Completion] = {}
-        for number, row in enumerate(requests):
-            prompt = row.get("prompt", PROMPT)
-            rest = {key: value for key, value in row.items() if key != "prompt"}
+        found: dict[int, Completion] = {}
+        for number, one in enumerate(asked):
+            prompt = one.get("prompt", PROMPT)
+            rest = {key: value for key, value in one.items() if key != "prompt"}
             request = text_lm.text_model.inputs.request(number, prompt, SamplingParams(**rest))
             running.add(type(request)(**{**vars(request), "sampling_index": 0}))
         while running.busy:
-            results |= {event.index: event.completion for event in running.step() if event.completion is not None}
+            found |= {event.index: event.completion for event in running.step() if event.completion is not None}
     assert (text_lm.engine.stats["verify_steps"] > steps) is drafts
-    for number, row in enumerate(requests):
-        completion = results[number]
-        if "structured_outputs" in row:
-            assert follows(completion.text, row["structured_outputs"]), completion
+    for number, one in enumerate(asked):
+        completion = found[number]
+        if "structured_outputs" in one:
+            assert follows(completion.text, one["structured_outputs"]), completion
             assert completion.finish_reason == "stop"
         else:
-            expected = single[row["seed"]]
+            expected = alone[one["seed"]]
             assert completion.token_ids == expected.token_ids
             np.testing.assert_allclose(np.array(completion.logprobs), np.array(expected.logprobs), atol=1e-5)
 
 
 @pytest.mark.parametrize("form", [None, {"regex": "[a-f]{9}"}, {"choice": ["xyzxyzxyz", "uvwuvwuvw"]}], ids=str)
 def test_no_bit_of_other_lanes_depends_on_a_grammar(text_lm: hybridlm.LM, form: Any) -> None:
-    """Log-probabilities are equal next to a grammar, another grammar, or no grammar."""
+    """Log-probabilities too: beside a grammar, another one, and none at all, in steps of the same lanes."""
     plain: list[dict[str, Any]] = [
         {"prompt": text, "max_tokens": 9, "logprobs": 2, "ignore_eos": True} for text in ("ababab", "cdcdcd")
     ]
-    neighbour = {"prompt": "ababab", "max_tokens": 9, "temperature": 1.0, "logprobs": 2}
-    actual = {"ignore_eos": True} if form is None else {"structured_outputs": form}
-    (_, *result), (_, *expected) = (
-        finished(text_lm, [neighbour | settings, *plain])
-        for settings in (actual, {"structured_outputs": {"regex": "9{9}"}})
+    beside = {"prompt": "ababab", "max_tokens": 9, "temperature": 1.0, "logprobs": 2}
+    mine = {"ignore_eos": True} if form is None else {"structured_outputs": form}
+    (_, *found), (_, *expected) = (
+        finished(text_lm, [beside | settings, *plain]) for settings in (mine, {"structured_outputs": {"regex": "9{9}"}})
     )
-    assert [(completion.token_ids, completion.logprobs, completion.top_logprobs) for completion in result] == [
-        (completion.token_ids, completion.logprobs, completion.top_logprobs) for completion in expected
+    assert [(one.token_ids, one.logprobs, one.top_logprobs) for one in found] == [
+        (one.token_ids, one.logprobs, one.top_logprobs) for one in expected
     ]
 
 
 def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None, prompt: list[int]) -> list[int]:
-    """Return tokens of one allowed text, from `forward` and a mask that compares texts."""
+    """Return the tokens of one of the texts, by `forward` and a mask that compares texts, one token after another."""
     texts, output = [ids(lm, text) for text in choices], list[int]()
     (end,) = lm.eos_token_ids
     while True:
@@ -148,8 +147,8 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
         if not allowed:
             return output
         allowed |= {end} if output in texts else set()
-        results = prompt + output
-        logits = np.asarray(lm.forward([results + [0] * (60 - len(results))]).logits)[0, len(results) - 1].copy()
+        done = prompt + output
+        logits = np.asarray(lm.forward([done + [0] * (60 - len(done))]).logits)[0, len(done) - 1].copy()
         logits[[token for token in range(logits.size) if token not in allowed]] = -np.inf
         if sampling is None:
             output.append(int(logits.argmax()))
@@ -165,31 +164,31 @@ def reference(lm: hybridlm.LM, choices: Sequence[str], sampling: Sampling | None
 def test_tokens_are_those_of_masked_logits(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
-    """Temperature and filters apply after the mask; drafts give the same tokens."""
+    """Temperature and filters, which apply after the mask, and drafts."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompt, choices = ids(text_lm, PROMPT), [*CHOICES, "yes no", "maybe it was"]
-    request: dict[str, Any] = {"structured_outputs": {"choice": choices}}
+    asked: dict[str, Any] = {"structured_outputs": {"choice": choices}}
     sampling = None
     if seed is not None:
-        request |= {"temperature": 2.5, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "seed": seed}
-        arrays = [np.array([value], np.float32) for value in (2.5, 0.8, 0.01)]
+        asked |= {"temperature": 2.5, "top_k": 3, "top_p": 0.8, "min_p": 0.01, "seed": seed}
+        one = [np.array([value], np.float32) for value in (2.5, 0.8, 0.01)]
         key = np.array([[0, seed]], np.uint32)
-        sampling = Sampling(arrays[0], np.array([3], np.int32), arrays[1], arrays[2], key, np.zeros(1, np.uint32))
+        sampling = Sampling(one[0], np.array([3], np.int32), one[1], one[2], key, np.zeros(1, np.uint32))
     expected = reference(text_lm, choices, sampling, prompt)
     accepted = text_lm.engine.stats["accepted_tokens"]
-    for speculate in (None, Proposed(len(prompt), [ids(text_lm, choice) for choice in choices])):
-        assert finished(text_lm, [request], speculate=speculate)[0].token_ids == expected
+    for speculate in (None, Proposed(len(prompt), [ids(text_lm, one) for one in choices])):
+        assert finished(text_lm, [asked], speculate=speculate)[0].token_ids == expected
     assert text_lm.engine.stats["accepted_tokens"] > accepted
     # Drafts that are not allowed are no drafts.
     drafted = text_lm.engine.stats["drafted_tokens"]
-    assert finished(text_lm, [request], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
+    assert finished(text_lm, [asked], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
     assert text_lm.engine.stats["drafted_tokens"] == drafted
 
 
 def test_drafts_end_where_the_grammar_does_not_allow_them(text_lm: hybridlm.LM) -> None:
     state = grammars(text_lm).state(grammar_text({"regex": "ab(c|d)e"}), [], [], None)
     a, b, c, e = ids(text_lm, "abce")
-    assert [state.allowed(item) for item in ([a, b, c, e], [a, b, e], [b], [])] == [4, 2, 0, 0]
+    assert [state.allowed(one) for one in ([a, b, c, e], [a, b, e], [b], [])] == [4, 2, 0, 0]
     masks = np.full((5, mask_words(97)), 0xFFFFFFFF, np.uint32)
     state.fill(masks, (a, b, c, c))
     assert [sorted(bits(row)) for row in masks[:4]] == [[a], [b], sorted(ids(text_lm, "cd")), [e]]
@@ -210,7 +209,7 @@ def test_masks_of_logits(vocab: int) -> None:
     logits[1, 5] = np.nan
     mask = rng.integers(0, 2**32, (3, mask_words(vocab)), dtype=np.uint32)
     mask[1] = 0
-    array = np.array(masked_logits(jnp.asarray(logits), mask))
+    found = np.array(masked_logits(jnp.asarray(logits), mask))
     for row in range(3):
         allowed = np.array([token in bits(mask[row]) for token in range(vocab)])
         np.testing.assert_array_equal(array[row], np.where(allowed | np.isnan(logits[row]), logits[row], -np.inf))
@@ -227,7 +226,7 @@ def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
 
 
 def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
-    """Return the compiled shapes once the background compiler is idle."""
+    """Return the shapes that are compiled once the thread that compiles ahead has nothing left to do."""
     if (threads := lm.engine.programs._threads) is not None:
         threads.submit(int).result()
     return set(lm.engine.programs.shapes)
@@ -236,7 +235,7 @@ def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
 def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     ask = {"max_tokens": 5, "min_tokens": 3, "logprobs": None}
     text_lm.generate([PROMPT], structured_outputs={"regex": "[a-z]+"}, **ask)
-    initial = settled_shapes(text_lm)
+    before = settled_shapes(text_lm)
     text_lm.generate([PROMPT], structured_outputs={"regex": "[0-9]+|x"}, **ask)
     text_lm.generate([PROMPT], structured_outputs={"json": OBJECT}, repetition_penalty=1.5, **ask)
     assert settled_shapes(text_lm) == initial
@@ -261,11 +260,11 @@ def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
     """The form is unfinished at the limit of tokens, and the finish reason states it."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
-    result, part = finished(
+    whole, part = finished(
         text_lm,
         [bias | {"structured_outputs": {"regex": "[ab]{4,}"}}, {"structured_outputs": FORMS[2], "max_tokens": 5}],
     )
-    assert result.token_ids[-1] == end and re.fullmatch("[ab]{4}", result.text or "") and result.finish_reason == "stop"
+    assert whole.token_ids[-1] == end and re.fullmatch("[ab]{4}", whole.text or "") and whole.finish_reason == "stop"
     assert part.finish_reason == "length" and len(part.token_ids) == 5
 
 
@@ -278,13 +277,13 @@ def test_no_token_left_ends_the_request_alone(text_lm: hybridlm.LM) -> None:
             {"structured_outputs": {"regex": "[ab]c"}, "bad_words": [[a]]},
         ):
             running.submit(PROMPT, **settings)
-        result, errors = {}, []
+        found, errors = {}, []
         while running.busy:
             try:
-                result |= {event.index: event.completion for event in running.step() if event.completion is not None}
+                found |= {event.index: event.completion for event in running.step() if event.completion is not None}
             except GrammarError as error:
                 errors.append(str(error))
-    assert list(result) == [2] and result[2].text == "bc"
+    assert list(found) == [2] and found[2].text == "bc"
     assert sorted(running.errors) == [0, 1]
     assert "request 0: no token is possible in place 28" in errors[0]
     assert "min_tokens is 9, structured_outputs end after 3" in str(running.errors[1])
@@ -328,7 +327,7 @@ SCALARS = st.sampled_from(
 
 
 def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    lists = st.builds(lambda i, largest: {"type": "array", "items": i, "maxItems": largest}, inner, st.integers(0, 2))
+    lists = st.builds(lambda one, most: {"type": "array", "items": one, "maxItems": most}, inner, st.integers(0, 2))
     names = st.lists(st.sampled_from(["a", "b c", 'd"']), unique=True, max_size=2)
     objects = names.flatmap(
         lambda keys: st.tuples(*[inner for _ in keys]).map(lambda of: dict(zip(keys, of, strict=True)))
@@ -342,11 +341,11 @@ def valid(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a value follows one of the schemas of this test, by their definition."""
     if "enum" in schema or "const" in schema:
         options = schema.get("enum", [schema.get("const")])
-        return any(value == option and type(value) is type(option) for option in options)
+        return any(value == one and type(value) is type(one) for one in options)
     kind = schema["type"]
     if kind == "array":
-        small = isinstance(value, list) and len(value) <= schema["maxItems"]
-        return small and all(valid(item, schema["items"]) for item in value)
+        few = isinstance(value, list) and len(value) <= schema["maxItems"]
+        return few and all(valid(one, schema["items"]) for one in value)
     if kind == "object":
         named = isinstance(value, dict) and set(schema["required"]) <= set(value) <= set(schema["properties"])
         return named and all(valid(value[name], schema["properties"][name]) for name in value)
@@ -363,9 +362,9 @@ def valid(value: Any, schema: Mapping[str, Any]) -> bool:
 @settings(max_examples=25)
 def test_random_schemas(text_lm: hybridlm.LM, schema: dict[str, Any], seed: int) -> None:
     form: Any = {"json": schema, "disable_any_whitespace": True}
-    request = {"max_tokens": 200, "temperature": 2.0, "seed": seed, "speculate": "ngram"}
-    for completion in text_lm.generate(["x", "y"], structured_outputs=form, **request):
-        assert completion.finish_reason == "stop" and valid(json.loads(completion.text or ""), schema), completion.text
+    asked = {"max_tokens": 200, "temperature": 2.0, "seed": seed, "speculate": "ngram"}
+    for one in text_lm.generate(["x", "y"], structured_outputs=form, **asked):
+        assert one.finish_reason == "stop" and valid(json.loads(one.text or ""), schema), one.text
 
 
 BAD_FORMS: list[tuple[Any, str]] = [
@@ -415,18 +414,18 @@ def test_settings_that_do_not_go_with_a_form(text_lm: hybridlm.LM, monkeypatch: 
 def test_texts_of_all_characters(text_lm: hybridlm.LM) -> None:
     """Choices are texts, not patterns, whatever characters they have; thousands are one form."""
     assert text_lm.tokenizer is not None
-    full = hybridlm.demo.path()
-    tokenizer = type(text_lm.tokenizer).from_dir(full)
+    whole = hybridlm.demo.path()
+    tokenizer = type(text_lm.tokenizer).from_dir(whole)
     assert tokenizer is not None
-    value = Grammars.of(tokenizer, 596, (0,))
+    made = Grammars.of(tokenizer, 596, (0,))
     for choices in (
         [f"a{chr(code)}b" for code in [*range(1, 0x180), 0x2028, 0xFEFF, 0x1F600]],
         [f"item number {i * 7919}" for i in range(3000)],
     ):
         text = grammar_text({"choice": choices})
-        for choice in choices[:: len(choices) // 100]:
-            state = value.state(text, [], tokenizer.encode(choice), None)
-            assert state.fault is None and _may_end(state), choice
+        for one in choices[:: len(choices) // 100]:
+            state = made.state(text, [], tokenizer.encode(one), None)
+            assert state.fault is None and _may_end(state), one
 
 
 def test_tokens_that_the_model_has_not_are_left_out() -> None:
@@ -435,13 +434,13 @@ def test_tokens_that_the_model_has_not_are_left_out() -> None:
 
     tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
     assert tokenizer is not None
-    value = Grammars.of(tokenizer, 80, (0,))
-    states = [None, value.state(grammar_text({"regex": "[a-z]+"}), [], [], None)]
+    made = Grammars.of(tokenizer, 80, (0,))
+    states = [None, made.state(grammar_text({"regex": "[a-z]+"}), [], [], None)]
     for drafts, shape in ((None, (2, 3)), (((), ()), (2, 1, 3))):
         masks = token_masks(states, mask_words(80), drafts)
         assert masks is not None and masks.shape == shape
-        tokens = {token for token in bits(masks[1].reshape(-1)) if token < 80}
-        assert tokens == {token for token in range(80) if re.fullmatch("[a-z]+", tokenizer.decode([token]))}
+        found = {token for token in bits(masks[1].reshape(-1)) if token < 80}
+        assert found == {token for token in range(80) if re.fullmatch("[a-z]+", tokenizer.decode([token]))}
 
 
 def _may_end(state: GrammarState) -> bool:
@@ -456,10 +455,10 @@ def test_grammars_are_kept_while_their_tokenizer_lives() -> None:
     def kept() -> Iterator[int]:
         tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
         assert tokenizer is not None
-        count = len(Grammars._by_tokenizer)
+        before = len(Grammars._by_tokenizer)
         assert Grammars.of(tokenizer, 596, (0,)) is Grammars.of(tokenizer, 596, (0,))
-        yield len(Grammars._by_tokenizer) - count
+        yield len(Grammars._by_tokenizer) - before
         del tokenizer
-        yield len(Grammars._by_tokenizer) - count
+        yield len(Grammars._by_tokenizer) - before
 
     assert list(kept()) == [1, 0]

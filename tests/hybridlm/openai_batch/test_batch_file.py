@@ -266,14 +266,36 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
     assert [type(number) for number in (params.max_tokens, params.seed, params.top_k, params.min_tokens)] == [int] * 4
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("max_tokens", 4.5), ("max_tokens", "4"), ("max_tokens", True), ("max_tokens", -1.0), ("max_tokens", 1e300),
-    ("seed", -2), ("seed", -2.0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 0),
-    ("truncate_prompt_tokens", 241), ("truncation_side", "middle"), ("allowed_token_ids", [True]),
-    ("allowed_token_ids", []), ("allowed_token_ids", [100000]), ("seed", 0.5), ("seed", 2.0**60), ("n", 0.0),
-    ("n", [1]), ("top_k", -2.0), ("top_k", 1.5), ("min_tokens", 0.1), ("logprobs", 1.5), ("stop_token_ids", [7.5]),
-    ("stop_token_ids", [True]), ("temperature", "1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", 4.5),
+        ("max_tokens", "4"),
+        ("max_tokens", True),
+        ("max_tokens", -1.0),
+        ("max_tokens", 1e300),
+        ("seed", -2),
+        ("seed", -2.0),
+        ("truncate_prompt_tokens", -2),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", 241),
+        ("truncation_side", "middle"),
+        ("allowed_token_ids", [True]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", [100000]),
+        ("seed", 0.5),
+        ("seed", 2.0**60),
+        ("n", 0.0),
+        ("n", [1]),
+        ("top_k", -2.0),
+        ("top_k", 1.5),
+        ("min_tokens", 0.1),
+        ("logprobs", 1.5),
+        ("stop_token_ids", [7.5]),
+        ("stop_token_ids", [True]),
+        ("temperature", "1"),
+    ],
+)
 def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, value: Any):
     with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
         read_request(line("a", prompt="x", **{name: value}), text_lm.text_model.inputs)
@@ -331,14 +353,22 @@ EFFORT = "{% if reasoning_effort %}[{{ reasoning_effort }}]{% endif %}"
 SWITCH = "{% if enable_thinking is false %}[off]{% endif %}"
 
 
-@pytest.mark.parametrize(("template", "fields", "start"), [
-    (EFFORT, {}, ""),
-    (EFFORT, {"reasoning_effort": "low"}, "[low]"),
-    (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
-    (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
-    (EFFORT + SWITCH, {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "[high][off]"),
-    (SWITCH, {"reasoning_effort": "none"}, "[off]"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("template", "fields", "start"),
+    [
+        (EFFORT, {}, ""),
+        (EFFORT, {"reasoning_effort": "low"}, "[low]"),
+        (EFFORT + SWITCH, {"reasoning_effort": "none"}, "[none][off]"),
+        (EFFORT + SWITCH, {"reasoning_effort": "high"}, "[high]"),
+        (
+            EFFORT + SWITCH,
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}},
+            "[high][off]",
+        ),
+        (SWITCH, {"reasoning_effort": "none"}, "[off]"),
+    ],
+    ids=str,
+)
 def test_reasoning_effort_is_a_variable_of_the_template(
     text_lm: hybridlm.LM, template: str, fields: dict[str, Any], start: str
 ) -> None:
@@ -491,15 +521,22 @@ def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
-@pytest.mark.parametrize(("fields", "form"), [
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, {"json": SCHEMA}),
-    ({"response_format": {"type": "json_object"}}, {"json_object": True}),
-    ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
-    ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
-    ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
-    ({"guided_regex": "a+"}, {"regex": "a+"}),
-    ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
-], ids=lambda value: "-".join(value))  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}},
+            {"json": SCHEMA},
+        ),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_grammar": 'start: "a"'}, {"grammar": 'start: "a"'}),
+    ],
+    ids=lambda value: "-".join(value),
+)
 def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: dict[str, Any]) -> None:
     grammar = read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs).requests[0].params.grammar
     assert grammar is not None and grammar.text == grammar_text(form)

@@ -1,4 +1,4 @@
-"""Programs that wait on devices with one CPU's threads: never more than a few."""
+"""Programs that wait on devices with the threads of one CPU: never more than a few."""
 
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_all_that_are_left_are_waited_for(waited: list[int]) -> None:
     calls = InFlight(shared=True)
     for i in range(2 * MAX_IN_FLIGHT + 1):
-        item, consumed = jnp.zeros(3) + i, jnp.ones(2) + i
-        calls.add({"one": item, "consumed": consumed})
+        one, consumed = jnp.zeros(3) + i, jnp.ones(2) + i
+        calls.add({"one": one, "consumed": consumed})
         if i % MAX_IN_FLIGHT > 0:
             consumed.delete()
     # `one` of each call; of `consumed` the first and the last, which nothing has consumed when it is waited for

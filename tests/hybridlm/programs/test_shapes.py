@@ -48,10 +48,10 @@ def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: 
 def test_every_array_has_a_digest_of_its_own(text_lm: hybridlm.LM) -> None:
     """Changes of logits have tokens, too, and vectors have indices, as sampling has."""
     inputs: Any = inputs_of(text_lm, SHAPES[1])
-    initial = digests(inputs)
-    assert len(initial) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
+    before = digests(inputs)
+    assert len(before) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
     leaves, tree = jax.tree.flatten(inputs)
-    for number, name in enumerate(initial):
+    for number, name in enumerate(before):
         changed = [leaf + np.ones_like(leaf) if i == number else leaf for i, leaf in enumerate(leaves)]
-        final = digests(tree.unflatten(changed))
-        assert [field for field in initial if final[field] != initial[field]] == [name]
+        after = digests(tree.unflatten(changed))
+        assert [field for field in before if after[field] != before[field]] == [name]

@@ -1,4 +1,4 @@
-"""Quantised numbers against float64 formulas, and tiny models against dequantised copies."""
+"""Numbers of quantised weights against the formulas in float64, and tiny models against their dequantised form."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ SIZES = [(48, 64), (16, 32), (64, 96)]
 def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     scheme, config, quantise, multiple = LAYOUTS[layout]
     size = (max(size[0] // multiple[0], 1) * multiple[0], max(size[1] // multiple[1], 1) * multiple[1])
-    result = quantise(np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None])
-    write_tensors(tmp_path / "m.safetensors", named("a.weight", result.tensors))
+    made = quantise(np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None])
+    write_tensors(tmp_path / "m.safetensors", named("a.weight", made.tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")
     settings = read_settings({"quantization_config": config}, None)
     assert not settings.faults

@@ -78,12 +78,12 @@ def test_numbers_are_the_librarys(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "folder",
-    [pytest.param(f, marks=[] if name_of(f) in QUICK else [pytest.mark.long], id=name_of(f)) for f in FOLDERS],
+    [pytest.param(one, marks=[] if name_of(one) in QUICK else [pytest.mark.long], id=name_of(one)) for one in FOLDERS],
 )
 def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
-    """Packed weights in float32: the library's numbers, in a batch and alone."""
+    """Packed: in float32, so that the numbers are those of the library; one batch, and every prompt alone."""
     lm = hybridlm.load(source(folder), lanes=2, context=32, dtype="float32", chunk=8)
-    packed = any(isinstance(array, QuantisedWeight) for array in lm.params.values())
+    packed = any(isinstance(one, QuantisedWeight) for one in lm.params.values())
     assert packed == (name_of(folder) not in PLAIN)
     tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
     with np.load(folder / "expected.npz") as file:
@@ -93,8 +93,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(folder: Path) -> Non
     prompts = [prompt.tolist() for prompt in prompts]
     for row, expected in zip(np.asarray(lm.forward(padded(prompts)).logits), logits, strict=True):
         np.testing.assert_allclose(row[: len(expected)], expected, rtol=0, atol=tolerance)
-    completions = lm.generate(prompts, max_tokens=6, ignore_eos=True)
-    single = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
-    for completion, other, expected in zip(completions, single, greedy, strict=True):
-        assert list(completion.token_ids) == list(other.token_ids) == expected.tolist()
-    assert lm.certificates and not any(certificate.faults for certificate in lm.certificates.values())
+    together = lm.generate(prompts, max_tokens=6, ignore_eos=True)
+    alone = [lm.generate([prompt], max_tokens=6, ignore_eos=True)[0] for prompt in prompts]
+    for one, other, expected in zip(together, alone, greedy, strict=True):
+        assert list(one.token_ids) == list(other.token_ids) == expected.tolist()
+    assert lm.certificates and not any(one.faults for one in lm.certificates.values())

@@ -24,13 +24,13 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 def read(folder: Path, head: bool = False) -> dict[Any, np.ndarray]:
-    return {path: np.asarray(a) for path, a in load_parameters(open_model(folder, head), "float32").arrays.items()}
+    return {path: np.asarray(one) for path, one in load_parameters(open_model(folder, head), "float32").arrays.items()}
 
 
 def check_equal(folder: Path, head: bool = False) -> None:
-    actual, expected = read(folder / "quantised", head), read(folder / "plain", head)
+    found, expected = read(folder / "quantised", head), read(folder / "plain", head)
     for path, array in expected.items():
-        np.testing.assert_array_equal(actual[path], array, err_msg=str(path))
+        np.testing.assert_array_equal(found[path], array, err_msg=str(path))
 
 
 def changed(folder: Path, change: Callable[[dict[str, Stored]], Any]) -> None:
@@ -53,13 +53,13 @@ def only(pattern: str, layout: str) -> Callable[[str], Layout | None]:
 
 @pytest.mark.parametrize("layout", ["modelopt-nvfp4", "ct-nvfp4", "ct-mxfp4"])
 def test_bytes_of_four_bit_codes_are_never_weights(tmp_path: Path, layout: str) -> None:
-    """imp #812: a loader took bytes for weights because it missed their scales."""
+    """imp #812: scales that a loader did not know, so that the bytes were the weights."""
     folder, names = write_quantised(
         GOLDEN / "sparse_base", tmp_path / "c", only("up_proj", layout), LAYOUTS[layout].config
     )
     assert names
     scales = [name + end for name in names for end in ("_scale", "_scale_2", "_global_scale")]
-    changed(folder, lambda tensors: [tensors.pop(scale, None) for scale in scales])
+    changed(folder, lambda tensors: [tensors.pop(one, None) for one in scales])
     with pytest.raises(CheckpointError) as caught:
         read(folder / "quantised")
     assert len([fault for fault in caught.value.faults if "up_proj" in fault]) >= len(names)
@@ -75,7 +75,7 @@ def test_codes_of_a_prediction_head_are_dequantised(tmp_path: Path, layout: str)
 
 
 def test_plain_numbers_in_a_quantised_slot(tmp_path: Path) -> None:
-    """ATOM #755: plain numbers where scales are expected, and invented scales."""
+    """ATOM #755: the files have plain numbers where scales are expected, and scales that nobody wrote."""
     layout = LAYOUTS["modelopt-fp8"]
     folder, names = write_quantised(
         GOLDEN / "dense_interval", tmp_path / "c", only("proj", "modelopt-fp8"), layout.config
@@ -102,9 +102,9 @@ def test_plain_numbers_in_a_quantised_slot(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["fp8-block-bf16", "modelopt-fp8-blocks", "ct-fp8-rows"])
 def test_scale_rows_follow_the_rows_of_a_fused_projection(tmp_path: Path, layout: str) -> None:
     """mcore-bridge #30, TRT-LLM #15067: blocks of scales that were split as if they were rows."""
-    item = LAYOUTS[layout]
+    one = LAYOUTS[layout]
     folder, names = write_quantised(
-        GOLDEN / "next_dense_layers", tmp_path / "c", only("in_proj_qkvz", layout), item.config
+        GOLDEN / "next_dense_layers", tmp_path / "c", only("in_proj_qkvz", layout), one.config
     )
     assert names
     check_equal(folder)
@@ -139,19 +139,19 @@ SPLIT = [f"model.layers.1.linear_attn.{part}" for part in ("in_proj_qkv", "in_pr
 def test_fused_names_of_lists_do_not_change_what_is_read(
     tmp_path: Path, golden: str, pattern: str, layout: str, lists: dict[str, list[str]]
 ) -> None:
-    """vLLM #51249, #40252: lists compared with fused names mistook weights."""
+    """vLLM #51249, #40252: lists that were compared with names of fused modules, so that weights were mistaken."""
     config = LAYOUTS[layout].config
     groups = {
-        name: item | {"targets": lists.get("targets", ["Linear"])} for name, item in config["config_groups"].items()
+        name: one | {"targets": lists.get("targets", ["Linear"])} for name, one in config["config_groups"].items()
     }
-    message = config | {"config_groups": groups, "ignore": lists.get("ignore", [])}
-    folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", only(pattern, layout), message)
+    said = config | {"config_groups": groups, "ignore": lists.get("ignore", [])}
+    folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", only(pattern, layout), said)
     assert names
     check_equal(folder)
 
 
 def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> None:
-    """vLLM #51249 with modelopt's list: the error names both sides."""
+    """vLLM #51249, with modelopt's list of what is quantised: both sides are named, and nothing is guessed."""
     config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
     layers = {"model.layers.1.self_attn.qkv_proj": {"quant_algo": "FP8"}}
     folder, names = write_quantised(
@@ -171,9 +171,9 @@ def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> No
     [("modelopt-fp8-rows", "fp8-channel"), ("modelopt-fp8", "fp8-tensor"), ("ct-fp8-tensor", "fp8-tensor")],
 )
 def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expected: str) -> None:
-    """vLLM #42763: transposed scales of one dimension, hidden by square matrices."""
-    result = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
-    write_tensors(tmp_path / "m.safetensors", named("a.weight", result.tensors))
+    """vLLM #42763: scales of no or one dimension that were transposed, which a square matrix does not show."""
+    made = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
+    write_tensors(tmp_path / "m.safetensors", named("a.weight", made.tensors))
     file = SafetensorsFile(tmp_path / "m.safetensors")
     assert len(file.tensors["a.weight_scale"].shape) < 2
     settings = read_settings({"quantization_config": LAYOUTS[layout].config}, None)
@@ -187,13 +187,21 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
 OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-@pytest.mark.parametrize(("golden", "field"), [
-    ("sparse_base", "layer_types"), ("next_dense_layers", "layer_types"), ("kimi_base", "layer_types"),
-    ("olmo_base", "layer_types"), ("lfm2_base", "layer_types"), ("granite_experts", "layer_types"),
-    ("granite_experts", "layers_block_type"), ("nemotron_latent", "layers_block_type"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("golden", "field"),
+    [
+        ("sparse_base", "layer_types"),
+        ("next_dense_layers", "layer_types"),
+        ("kimi_base", "layer_types"),
+        ("olmo_base", "layer_types"),
+        ("lfm2_base", "layer_types"),
+        ("granite_experts", "layer_types"),
+        ("granite_experts", "layers_block_type"),
+        ("nemotron_latent", "layers_block_type"),
+    ],
+)
 def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: str) -> None:
-    """transformers 5 renamed layer kinds; files of either spelling are the same model."""
+    """transformers 5 renamed them: a file that a converter wrote has either, and both are the same model."""
     folder, names = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
     path = folder / "quantised" / "config.json"
     fields = json.loads(path.read_text())
@@ -210,11 +218,11 @@ def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: 
 )
 @pytest.mark.parametrize("golden", ["sparse_base", "kimi_base", "lfm2_base", "granite_experts", "nemotron_latent"])
 def test_layers_that_attend_to_some_tokens_are_refused_by_name(tmp_path: Path, golden: str, kind: str) -> None:
-    """Full-attention weights with windowed layers would make another model."""
+    """The same weights as those of full attention, of which another model would be made."""
     folder, _ = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
     fields = json.loads((folder / "quantised" / "config.json").read_text())
     field = next(name for name in ("layer_types", "layers_block_type") if name in fields)
-    reconfigured(folder, **{field: [kind if item == "full_attention" else item for item in fields[field]]})
+    reconfigured(folder, **{field: [kind if one == "full_attention" else one for one in fields[field]]})
     with pytest.raises(ConfigError) as caught:
         open_model(folder / "quantised")
     assert any(fault.startswith(field) and kind in fault for fault in caught.value.faults), caught.value.faults

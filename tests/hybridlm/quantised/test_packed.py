@@ -32,19 +32,19 @@ def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedT
 def weight_of(tensor: QuantisedTensor, file: SafetensorsFile, dtype: str = "float32") -> QuantisedWeight:
     form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
     assert form is not None
-    out = pack(tensor, file.read_stored, form)
+    made = pack(tensor, file.read_stored, form)
     layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
     typed = layout.types()
     arrays = [
-        None if item is None else jnp.asarray(item) for item in (out.codes, out.scale, out.matrix_scale, out.zero)
+        None if one is None else jnp.asarray(one) for one in (made.codes, made.scale, made.matrix_scale, made.zero)
     ]
-    codes, scale, full, zero = arrays
+    codes, scale, whole, zero = arrays
     assert codes is not None and scale is not None
-    weight = QuantisedWeight(codes, scale, full, zero, form.kind, dtype)
+    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, dtype)
     assert typed.nbytes == weight.nbytes
-    assert jax.tree.map(lambda array: (array.shape, array.dtype), weight) == jax.tree.map(
-        lambda array: (array.shape, array.dtype), typed
+    assert jax.tree.map(lambda one: (one.shape, one.dtype), weight) == jax.tree.map(
+        lambda one: (one.shape, one.dtype), typed
     )
     return weight
 
@@ -59,7 +59,7 @@ def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     assert weight.shape == size
     # A divisor is inverted once, when the weight is read.
     np.testing.assert_allclose(
-        jax.jit(lambda item: item.numbers())(weight), expected, rtol=2**-23 if tensor.divided else 0
+        jax.jit(lambda one: one.numbers())(weight), expected, rtol=2**-23 if tensor.divided else 0
     )
     narrow = weight_of(tensor, file, "bfloat16")
     if not tensor.divided:
@@ -84,7 +84,7 @@ def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
         array = np.array([[True, True], [True, False], [False, True]])
         assert np.isnan(np.asarray(selection)[~array]).all()
         expected = np.asarray(weight.numbers().astype(jnp.float32))[[5, 47, 0, 5]]
-        np.testing.assert_array_equal(np.asarray(selection)[array], expected)
+        np.testing.assert_array_equal(np.asarray(taken)[known], expected)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in PACKED])

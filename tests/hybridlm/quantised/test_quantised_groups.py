@@ -116,12 +116,12 @@ def test_scales_of_activations_and_caches_are_no_weights(tmp_path: Path) -> None
 
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:
-    name, out = "model.layers.0.mlp.experts.gate_up_proj", []
+    name, made = "model.layers.0.mlp.experts.gate_up_proj", []
     for seed in range(3):
         weight = np.random.default_rng(seed).normal(size=(50, 64))
-        out.append(float8(weight, BLOCK, "_scale_inv", "BF16", "grid"))
+        made.append(float8(weight, BLOCK, "_scale_inv", "BF16", "grid"))
     tensors = {
-        name + end: (tensor[0], np.stack([m.tensors[end][1] for m in out])) for end, tensor in out[0].tensors.items()
+        name + end: (one[0], np.stack([m.tensors[end][1] for m in made])) for end, one in made[0].tensors.items()
     }
     grouped, file = group(tmp_path, tensors)
     tensor = grouped.quantised[name]
@@ -144,7 +144,7 @@ def test_experts_in_one_tensor_with_simple_scales(tmp_path: Path, shape: tuple[i
 
 
 def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
-    """Names are looked up, never searched: half a million tensors would take hours."""
+    """Each name is looked up, never searched for: half a million tensors would otherwise take hours."""
 
     class Counting(dict[str, Any]):
         scans = 0
@@ -153,11 +153,11 @@ def test_many_tensors_are_grouped_at_once(tmp_path: Path) -> None:
             Counting.scans += 1
             return super().__iter__()
 
-    item = stored()
-    write_tensors(tmp_path / "m.safetensors", item)
+    one = stored()
+    write_tensors(tmp_path / "m.safetensors", one)
     infos = SafetensorsFile(tmp_path / "m.safetensors").tensors
-    counting = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in item})
-    grouped = group_tensors(counting, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
+    many = Counting({name.replace("layers.0", f"layers.{i}"): infos[name] for i in range(2000) for name in one})
+    grouped = group_tensors(many, lambda name: np.zeros(1), read_settings({"quantization_config": FP8}, None).hints)
     assert len(grouped.quantised) == 2000 and not grouped.faults and Counting.scans <= 3
 
 
@@ -201,8 +201,8 @@ def rotated(*places: str) -> dict[str, Any]:
 ])  # fmt: skip
 def test_configurations_that_are_refused(config: Any, neighbour: Any, words: str) -> None:
     for outer in ({"quantization_config": config}, {"text_config": {"quantization_config": config}}):
-        settings = read_settings(outer, neighbour)
-        assert any(words in fault for fault in settings.faults), settings
+        settings = read_settings(outer, beside)
+        assert any(words in one for one in settings.faults), settings
 
 
 @pytest.mark.parametrize("transforms", [None, {}, {"config_groups": {}}, rotated("weight_input", "weight_output")])
@@ -243,8 +243,8 @@ def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str | None, co
     grouped, file = group(tmp_path, tensors, LAYOUTS[layout].config if layout else {})
     settings = read_settings({"quantization_config": {"quant_method": "modelopt"} | config}, None)
     assert not settings.faults
-    (result,) = contradictions(settings, grouped.quantised, file.tensors.keys() - grouped.parts.keys())
-    assert A in result and side in result and (layout is None or LAYOUTS[layout].scheme in result)
+    (found,) = contradictions(settings, grouped.quantised, file.tensors.keys() - grouped.parts.keys())
+    assert A in found and side in found and (layout is None or LAYOUTS[layout].scheme in found)
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model.", "backbone.", "language_model.model.", ""])
@@ -253,7 +253,7 @@ def test_wrappers_of_the_language_model_do_not_matter(prefix: str) -> None:
 
 
 def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None:
-    """A published file has a wrong suffix on every entry; its plain tensors show it."""
+    """A published file has a wrong suffix on every entry; its plain tensors are told by themselves."""
     grouped, _ = group(tmp_path, stored("modelopt-nvfp4") | {"lm_head.weight": PLAIN}, modelopt("NVFP4"))
     settings = read_settings(
         {"quantization_config": modelopt("NVFP4") | {"ignore": ["lm_head_weight_quantizer"]}}, None
@@ -274,7 +274,7 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
     for name in (first, second, third):
-        assert sum(name in fault for fault in caught.value.faults) == 1, caught.value.faults
+        assert sum(name in one for one in caught.value.faults) == 1, caught.value.faults
 
 
 def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
@@ -291,13 +291,13 @@ def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
 
 def test_settings_are_read_from_a_file_of_bounded_size(tmp_path: Path) -> None:
     folder, _ = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["modelopt-nvfp4"])
-    neighbour = folder / "quantised" / "hf_quant_config.json"
-    neighbour.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    beside = folder / "quantised" / "hf_quant_config.json"
+    beside.write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     model = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
     assert "hf_quant_config.json says FP8" in caught.value.faults[0]
-    neighbour.write_text(" " * (17 << 20))
+    beside.write_text(" " * (17 << 20))
     with pytest.raises(CheckpointError):
         open_model(folder / "quantised")
 
@@ -314,5 +314,5 @@ def test_nvfp4_nibbles_and_blocks_are_not_swizzled(tmp_path: Path) -> None:
     expected = [
         [sign * v * s for s in pair for sign, v in itertools.product((1, -1), values)] for pair in ((1, 2), (0.5, 4))
     ]
-    assert array.tolist() == expected
+    assert found.tolist() == expected
     assert nvfp4(matrix(), False).exact.shape == (48, 64)

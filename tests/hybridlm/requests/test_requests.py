@@ -139,10 +139,19 @@ def test_every_setting(name: str, good: list[Any], bad: list[Any]) -> None:
         assert str(error.value).startswith(f"{name}: expected ") and str(error.value).endswith(f", got {value!r}")
 
 
-@pytest.mark.parametrize(("stop", "strings", "ids"), [
-    (None, (), {3}), ([], (), {3}), ("end", ("end",), {3}), (7, (), {3, 7}), (np.int64(7), (), {3, 7}), (0, (), {0, 3}),
-    (["a", 5, np.uint8(6), "b", "a"], ("a", "b", "a"), {3, 5, 6}), (("a", 96), ("a",), {3, 96}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stop", "strings", "ids"),
+    [
+        (None, (), {3}),
+        ([], (), {3}),
+        ("end", ("end",), {3}),
+        (7, (), {3, 7}),
+        (np.int64(7), (), {3, 7}),
+        (0, (), {0, 3}),
+        (["a", 5, np.uint8(6), "b", "a"], ("a", "b", "a"), {3, 5, 6}),
+        (("a", 96), ("a",), {3, 96}),
+    ],
+)
 def test_stops_add_to_the_end_tokens(stop: Any, strings: tuple[str, ...], ids: set[int]) -> None:
     result = params(stop=stop, end_token_ids=(3,))
     assert result.stop_strings == strings and result.stop_token_ids == ids

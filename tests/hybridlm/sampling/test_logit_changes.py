@@ -1,4 +1,4 @@
-"""Penalties, biases and bans: defined numbers in every kind of step, per lane."""
+"""Penalties, biases and bans: the numbers of their definitions, in every kind of step, and of one lane alone."""
 
 from collections import Counter
 from typing import Any, cast
@@ -30,9 +30,9 @@ SETTINGS: list[dict[str, Any]] = [
 """Each changes what is sampled."""
 
 
-def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **options: Any) -> np.ndarray:
-    """Change logits token by token in transformers' order; OpenAI defines presence and frequency."""
-    params, history = lm.text_model.inputs.request(0, prompt, SamplingParams(**options)).params, prompt + output
+def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybridlm.LM, **asked: Any) -> np.ndarray:
+    """Change logits token by token, in the order of transformers; presence and frequency as OpenAI defines them."""
+    params, history = lm.text_model.inputs.request(0, prompt, SamplingParams(**asked)).params, prompt + output
     logits = logits.astype(np.float32).copy()
     for token, bias in params.logit_bias:
         logits[token] += np.float32(bias)
@@ -49,15 +49,15 @@ def reference(logits: np.ndarray, prompt: list[int], output: list[int], lm: hybr
     return logits
 
 
-def expected(lm: hybridlm.LM, prompt: list[int], count: int, **options: Any) -> list[int]:
+def expected(lm: hybridlm.LM, prompt: list[int], count: int, **asked: Any) -> list[int]:
     """Return the greedy tokens by `forward` and `reference`."""
-    ends = lm.text_model.inputs.request(0, prompt, SamplingParams(**options)).params.stop_token_ids
+    ends = lm.text_model.inputs.request(0, prompt, SamplingParams(**asked)).params.stop_token_ids
     output: list[int] = []
     for _ in range(count):
-        out = prompt + output
+        done = prompt + output
         # Of one length, so that one program is compiled; what follows a token does not change its logits.
-        logits = np.asarray(lm.forward([out + [0] * (len(prompt) + count - len(out))]).logits)[0, len(out) - 1]
-        output.append(int(reference(logits, prompt, output, lm, **options).argmax()))
+        logits = np.asarray(lm.forward([done + [0] * (len(prompt) + count - len(done))]).logits)[0, len(done) - 1]
+        output.append(int(reference(logits, prompt, output, lm, **asked).argmax()))
         if output[-1] in ends:
             break
     return output
@@ -71,7 +71,7 @@ def ids(lm: hybridlm.LM, text: str = PROMPT) -> list[int]:
 class FixedDrafts:
     """A drafter that always drafts."""
 
-    def observe(self, count: int, mtp_drafts: Any) -> None:
+    def observe(self, after: int, mtp_drafts: Any) -> None:
         pass
 
     def propose(self, token_ids: Any, k: int) -> list[int]:
@@ -81,34 +81,34 @@ class FixedDrafts:
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All changes in three lanes, between requests without any; drafts are verified next to."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-    prompts, actual = [ids(text_lm), ids(text_lm, "ababababababab")], {}
-    plain = [completion.token_ids for completion in text_lm.generate(prompts, max_tokens=12)]
+    prompts, found = [ids(text_lm), ids(text_lm, "ababababababab")], {}
+    plain = [one.token_ids for one in text_lm.generate(prompts, max_tokens=12)]
     steps = text_lm.engine.stats["verify_steps"]
     with text_lm.session(speculate=FixedDrafts()) as session:
-        requests: list[tuple[list[int], dict[str, Any]]] = []
+        asked: list[tuple[list[int], dict[str, Any]]] = []
         for settings in SETTINGS:
-            requests += [(prompts[0], settings), (prompts[1], {})]
-        for prompt, settings in requests:
+            asked += [(prompts[0], settings), (prompts[1], {})]
+        for prompt, settings in asked:
             session.submit(prompt, max_tokens=12, **settings)
         while session.busy:
-            actual |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
+            found |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
     assert text_lm.engine.stats["verify_steps"] > steps
-    for index, (prompt, settings) in enumerate(requests):
+    for index, (prompt, settings) in enumerate(asked):
         if settings:
-            assert actual[index] == expected(text_lm, prompt, 12, **settings) != plain[0]
+            assert found[index] == expected(text_lm, prompt, 12, **settings) != plain[0]
         else:
-            assert actual[index] == plain[1]
+            assert found[index] == plain[1]
 
 
 def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
     settings: dict[str, Any] = {"temperature": 1.3, "top_k": 30, "max_tokens": 10, "seed": 3, "ignore_eos": True}
-    completion = text_lm.generate([PROMPT], **settings)[0]
-    (token,) = {completion.token_ids[0]}
-    final = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
-    assert token not in final.token_ids and final.logprobs is not None
+    before = text_lm.generate([PROMPT], **settings)[0]
+    (token,) = {before.token_ids[0]}
+    after = text_lm.generate([PROMPT], bad_words=[[token]], logprobs=0, **settings)[0]
+    assert token not in after.token_ids and after.logprobs is not None
     # Log-probabilities are those of the model.
-    score = text_lm.score([ids(text_lm) + final.token_ids])[0].logprobs[-len(final.token_ids) :]
-    np.testing.assert_allclose(final.logprobs, score, atol=1e-4)
+    score = text_lm.score([ids(text_lm) + after.token_ids])[0].logprobs[-len(after.token_ids) :]
+    np.testing.assert_allclose(after.logprobs, score, atol=1e-4)
 
 
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
@@ -144,25 +144,31 @@ def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
         logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)
 
 
-@pytest.mark.parametrize(("setting", "message"), [
-    ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
-    ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
-    ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
-    ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
-    ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
-    ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
-    ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
-    ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
-    ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
-    ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
-    ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
-    ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
-    ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
-    ({"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
-        "allowed_token_ids: expected None with structured_outputs"),
-    ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
-    ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"repetition_penalty": 0}, "repetition_penalty: expected a number above 0"),
+        ({"presence_penalty": float("nan")}, "presence_penalty: expected a number"),
+        ({"frequency_penalty": "1"}, "frequency_penalty: expected a number"),
+        ({"logit_bias": {97: 1.0}}, "logit_bias: expected token ids below 97"),
+        ({"logit_bias": {3: float("inf")}}, "logit_bias: expected token ids below 97"),
+        ({"logit_bias": {3: 1, "3": 2}}, "logit_bias: expected token ids below 97"),
+        ({"min_tokens": 65}, r"min_tokens: expected a whole number in 0..max_tokens"),
+        ({"bad_words": "a"}, "bad_words: expected strings or lists of token ids below 97"),
+        ({"bad_words": [[]]}, "bad_words: expected strings or lists of token ids below 97"),
+        ({"bad_words": [" "]}, "bad_words: expected strings or lists of token ids below 97"),
+        ({"stop_token_ids": [97]}, "stop_token_ids: expected a list of token ids below 97"),
+        ({"allowed_token_ids": [97]}, "allowed_token_ids: expected at least one token id below 97"),
+        ({"allowed_token_ids": []}, "allowed_token_ids: expected at least one token id below 97"),
+        (
+            {"allowed_token_ids": [5], "structured_outputs": {"choice": ["a"]}},
+            "allowed_token_ids: expected None with structured_outputs",
+        ),
+        ({"skip_special_tokens": 1}, "skip_special_tokens: expected True or False"),
+        ({"thinking_budget": 0}, "thinking_budget: expected a whole number of at least 1"),
+    ],
+    ids=str,
+)
 def test_settings_that_are_refused(text_lm: hybridlm.LM, setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         text_lm.generate([PROMPT], **setting)
@@ -178,24 +184,24 @@ def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
         output = rng.integers(3, 30, rng.integers(0, 9)).tolist()
         bias = {int(token): float(rng.normal()) for token in rng.integers(0, vocab, 3)}
         words = [[int(rng.integers(3, 30))], [*output[-1:], int(rng.integers(3, 30))], [4, 5, 6]]
-        penalty, smallest = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
-        fields: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
-        request = text_lm.text_model.inputs.request(0, prompt, SamplingParams(min_tokens=smallest, **fields))
+        penalty, least = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
+        asked: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
+        request = text_lm.text_model.inputs.request(0, prompt, SamplingParams(min_tokens=least, **asked))
         sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=output)
         logits = rng.normal(size=(2, vocab)).astype(np.float32) * 5
         changes = logit_changes([None, sequence], vocab)
         assert changes is not None
-        array = np.asarray(changed_logits(jnp.asarray(logits), changes))
+        ours = np.asarray(changed_logits(jnp.asarray(logits), changes))
         history, ends = cast(Any, torch.tensor([prompt + output])), list(text_lm.eos_token_ids)
         scores: Any = torch.tensor(logits[1:])
         for process in (
             theirs.SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
             theirs.RepetitionPenaltyLogitsProcessor(penalty),
             theirs.NoBadWordsLogitsProcessor(words, ends),
-            theirs.MinNewTokensLengthLogitsProcessor(len(prompt), smallest, ends),
+            theirs.MinNewTokensLengthLogitsProcessor(len(prompt), least, ends),
         ):
             scores = process(history, scores)
-        np.testing.assert_array_equal(array[1], scores.numpy()[0])
-        np.testing.assert_array_equal(array[0], logits[0])
+        np.testing.assert_array_equal(ours[1], scores.numpy()[0])
+        np.testing.assert_array_equal(ours[0], logits[0])
     assert changing.changed_logits is changed_logits
     assert isinstance(request, Request)

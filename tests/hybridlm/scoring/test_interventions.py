@@ -1,4 +1,4 @@
-"""Interventions while scoring, against changed weights, states and layers; other lanes keep bits."""
+"""Interventions while scoring: against changed weights, changed states and layers run one by one; other lanes' bits."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -88,7 +88,7 @@ def changed_state(
     first = lm.forward(text[: at + 1], return_states=True)
     assert first.states is not None
     leaves, tree = jax.tree_util.tree_flatten_with_path(first.states.layers)
-    results = []
+    found = []
     for path, leaf in leaves:
         parsed = parse_path(f"layers{jax.tree_util.keystr(path)}")
         results.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
@@ -105,7 +105,7 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     added[2, 1, [2, 3, 4, 8]], added[2, layers - 1, 6:] = vectors[2], vectors[1]
     if layers == 2:  # the same index twice
         added[2, 1, 6:] = vectors[1] + np.array([0, 0, 1, 0, 0], np.float32)[:, None] * vectors[2]
-    requests: list[Any] = [
+    asked: list[Any] = [
         [Intervention.add(vectors[0], hidden_state=0)],
         Intervention.add(vectors[1].tolist(), hidden_state=layers, positions=3),
         [
@@ -116,11 +116,11 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     run = with_added(lm)
     expected = [run(TEXTS[i], added[i]) for i in range(3)]
     for kind in ("recurrent", "attention", "expert"):
-        local = [i for i, each in enumerate(sites) if kind in each]
-        if local and len(requests) < 7:
-            layer, unit, text = local[-1], sites[local[-1]][kind] - 1, TEXTS[len(requests)]
+        own = [i for i, each in enumerate(sites) if kind in each]
+        if own and len(asked) < 7:
+            layer, unit, text = own[-1], sites[own[-1]][kind] - 1, TEXTS[len(asked)]
             mixer: Any = None if kind == "expert" else kind
-            requests.append(
+            asked.append(
                 [
                     Intervention.ablate_expert(layer, unit)
                     if kind == "expert"
@@ -129,34 +129,33 @@ def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
             )
             params = without_expert(lm, layer, unit) if kind == "expert" else without_head(lm, layer, unit, kind)
             expected.append(with_params(lm, text, params))
-    requests.append(None)
-    texts = TEXTS[: len(requests)]
-    plain, actual = lm.score(texts), lm.score(texts, interventions=requests)
-    for score, initial, wanted in zip(actual[:-1], plain, expected, strict=False):
-        np.testing.assert_allclose(score.logprobs[1:], wanted, **CLOSE)
-        assert np.abs(score.logprobs - initial.logprobs)[1:].max() > 1e-3, "the change is seen"
-    assert actual[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+    asked.append(None)
+    texts = TEXTS[: len(asked)]
+    plain, found = lm.score(texts), lm.score(texts, interventions=asked)
+    for one, before, wanted in zip(found[:-1], plain, expected, strict=False):
+        np.testing.assert_allclose(one.logprobs[1:], wanted, **CLOSE)
+        assert np.abs(one.logprobs - before.logprobs)[1:].max() > 1e-3, "the change is seen"
+    assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
 
 
 def test_hidden_states_of_another_run(lm: hybridlm.LM) -> None:
-    """Replacing a row equals adding the difference; the last of two vectors wins."""
-    index, position, text = lm.config.num_layers - 1, [2, 7], TEXTS[1]
-    donor = lm.score(TEXTS[6:7], hidden_states=[index], positions=position)[0].captured
+    """A replaced row is what adding the difference makes of it; the last of two vectors of one place counts."""
+    index, at, text = lm.config.num_layers - 1, [2, 7], TEXTS[1]
+    donor = lm.score(TEXTS[6:7], hidden_states=[index], positions=at)[0].captured
     assert donor is not None
     rows = donor.hidden_states[index]
-    array = np.asarray(lm.forward(text[:-1]).hidden_states[index])
+    own = np.asarray(lm.forward(text[:-1]).hidden_states[index])
     added = np.zeros((lm.config.num_layers + 1, 11, lm.config.hidden_size), np.float32)
-    added[index, position] = rows - array[position]
+    added[index, at] = rows - own[at]
     patch = [
-        Intervention.replace_hidden_state(row, hidden_state=index, positions=p)
-        for row, p in zip(rows, position, strict=True)
+        Intervention.replace_hidden_state(row, hidden_state=index, positions=p) for row, p in zip(rows, at, strict=True)
     ]
-    nan = Intervention.replace_hidden_state(np.full(array.shape[1], np.nan), hidden_state=index, positions=position)
-    plain, result = lm.score(TEXTS[:3]), lm.score(TEXTS[:3], interventions=[[], [nan, *patch], []])
-    np.testing.assert_allclose(result[1].logprobs[1:], with_added(lm)(text, added), **CLOSE)
-    assert np.abs(result[1].logprobs - plain[1].logprobs)[1:].max() > 1e-3, "the change is seen"
+    nan = Intervention.replace_hidden_state(np.full(own.shape[1], np.nan), hidden_state=index, positions=at)
+    plain, found = lm.score(TEXTS[:3]), lm.score(TEXTS[:3], interventions=[[], [nan, *patch], []])
+    np.testing.assert_allclose(found[1].logprobs[1:], with_added(lm)(text, added), **CLOSE)
+    assert np.abs(found[1].logprobs - plain[1].logprobs)[1:].max() > 1e-3, "the change is seen"
     for i in (0, 2):
-        assert result[i].logprobs.tobytes() == plain[i].logprobs.tobytes()
+        assert found[i].logprobs.tobytes() == plain[i].logprobs.tobytes()
 
 
 def test_states(lm: hybridlm.LM) -> None:
@@ -184,35 +183,35 @@ def test_states(lm: hybridlm.LM) -> None:
     ]
     texts = TEXTS[:4]
     expected = [
-        changed_state(lm, text, index, change)
-        for text, index, change in zip(texts, (4, 6, 3), (scaled, replaced, patched), strict=False)
+        changed_state(lm, text, at, change)
+        for text, at, change in zip(texts, (4, 6, 3), (scaled, replaced, patched), strict=False)
     ]
-    plain, actual = lm.score(texts), lm.score(texts, interventions=requests)
-    for score, initial, wanted in zip(actual[:-1], plain, expected, strict=False):
-        np.testing.assert_allclose(score.logprobs[1:], wanted, **CLOSE)
-        assert np.abs(score.logprobs - initial.logprobs)[1:].max() > 1e-4, "the change is seen"
-    assert actual[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+    plain, found = lm.score(texts), lm.score(texts, interventions=asked)
+    for one, before, wanted in zip(found[:-1], plain, expected, strict=False):
+        np.testing.assert_allclose(one.logprobs[1:], wanted, **CLOSE)
+        assert np.abs(one.logprobs - before.logprobs)[1:].max() > 1e-4, "the change is seen"
+    assert found[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
 
 
 def test_zero_after_every_token(text_lm: hybridlm.LM) -> None:
-    """A head without memory: zero state before each token, so that NaN cannot stay."""
-    score = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]
-    assert score.captured is not None
-    state = score.captured.state(0)[0]
+    """A head without memory: its state is zero before each token, NaN in it would not stay."""
+    found = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, head=2)], states=True)[0]
+    assert found.captured is not None
+    state = found.captured.state(0)[0]
     assert not state[2].any() and state[1].any()
-    item = TEXTS[0][:1]
+    one = TEXTS[0][:1]
     shorter = text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=range(5))], states=True)
-    rest, fresh = shorter[0].captured, text_lm.score([item], states=True)[0].captured
+    rest, fresh = shorter[0].captured, text_lm.score([one], states=True)[0].captured
     assert rest is not None and fresh is not None
     with pytest.raises(ValueError, match="below 12"):
         text_lm.score([TEXTS[0]], interventions=[Intervention.scale_state(0, 0, positions=12)])
 
 
 def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
-    """One lane's interventions, NaN included, change no other lane's scores or captures."""
+    """Interventions of one lane, NaN in vectors and states too, change neither scores nor captures of another."""
     nan, (layer, array) = np.full(lm.config.hidden_size, np.nan), edited_places(lm)[0]
-    kind = next(kind for kind in ("recurrent", "attention", "expert") if any(kind in site for site in lm.model.sites()))
-    (place, *_) = [i for i, local in enumerate(lm.model.sites()) if kind in local]
+    kind = next(kind for kind in ("recurrent", "attention", "expert") if any(kind in own for own in lm.model.sites()))
+    (place, *_) = [i for i, own in enumerate(lm.model.sites()) if kind in own]
     mixer: Any = kind
     ablate = (
         Intervention.ablate_expert(place, 1) if kind == "expert" else Intervention.ablate_head(place, 1, mixer=mixer)
@@ -238,11 +237,11 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
             Intervention.replace_state(layer, state, array=array, positions=4),
         ]
     )
-    for score, two in zip(mild[1:3], bad[1:3], strict=True):
-        assert score.logprobs.tobytes() == two.logprobs.tobytes()
-        assert score.captured.hidden_states[1].tobytes() == two.captured.hidden_states[1].tobytes()
+    for one, two in zip(mild[1:3], bad[1:3], strict=True):
+        assert one.logprobs.tobytes() == two.logprobs.tobytes()
+        assert one.captured.hidden_states[1].tobytes() == two.captured.hidden_states[1].tobytes()
         assert all(
-            score.captured.states[name].tobytes() == state.tobytes() for name, state in two.captured.states.items()
+            one.captured.states[name].tobytes() == found.tobytes() for name, found in two.captured.states.items()
         )
     for lane in (0, 3):
         assert np.isnan(bad[lane].logprobs[3:]).all()
@@ -251,14 +250,14 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
 
 
 def edited_places(lm: hybridlm.LM) -> list[tuple[int, str]]:
-    """Layers and arrays with editable states, recurrences first."""
+    """Layers and arrays whose states can be changed, recurrences first."""
     return sorted(probe_sites(lm.engine, "score").states, key=lambda place: place[1] != "recurrent")
 
 
 def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     rows = lm.engine.new_rows(3)
     rows = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), rows)
-    tree = jax.tree.map(np.asarray, rows)
+    before = jax.tree.map(np.asarray, rows)
     edits: Any = no_edits(3, types_in(lm.engine.programs.structure, rows))
     layer, array = edited_places(lm)[0]
     edits[array].layer[1], edits[array].unit[1, 1], edits[array].replaced[1] = layer, True, True
@@ -267,8 +266,8 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     edits[array].value[1] = np.nan
     (final,) = lm.engine.program(EditShape(3, 3))(rows, np.arange(3, dtype=np.int32), edits)
     changed = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, final)):
-        expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(tree) if p == path))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, after)):
+        expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(before) if p == path))
         if parse_path(f"layers{jax.tree_util.keystr(path[1:])}") == (layer, array):
             expected[1, 1] = np.nan
             changed.append(path)
@@ -313,20 +312,20 @@ def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 
 def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such lanes keep the bits of steps without the feature, under any compiler."""
-    run, calls = text_lm.engine.run, []
+    """While scoring and while generating: their bits are those that they have without the feature, at any compiler."""
+    run, seen = text_lm.engine.run, []
 
-    def look(shape: Shape, pool: Any, inputs: StepInputs, **options: Any) -> Any:
-        calls.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
-        return run(shape, pool, inputs, **options)
+    def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **more: Any) -> Any:
+        seen.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
+        return run(shape, pool, rows, inputs, **more)
 
     monkeypatch.setattr(text_lm.engine, "run", look)
     head = [Intervention.ablate_head(1, 0)]
     text_lm.score(TEXTS[:3], interventions=[head, [], head])
-    assert {(probed, *lanes) for probed, lanes in calls} == {(True, 0, 2), (False, 1)}
-    calls.clear()
+    assert {(probed, *lanes) for probed, lanes in seen} == {(True, 0, 2), (False, 1)}
+    seen.clear()
     text_lm.generate(TEXTS[:3], max_tokens=4, min_tokens=4, interventions=[[], head, []])
-    assert {(probed, len(lanes)) for probed, lanes in calls} == {(True, 1), (False, 2)}
+    assert {(probed, len(lanes)) for probed, lanes in seen} == {(True, 1), (False, 2)}
 
 
 @pytest.mark.parametrize(

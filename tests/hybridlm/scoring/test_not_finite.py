@@ -136,6 +136,7 @@ def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float])
     """Vectors are finite, but a row of the head is not."""
     prompts: Any = text_lm.text_model.prompts
     read = ReadText(0, (5, 0), question=Reading([(0,)], 4), query=(0,))
-    decider = Decider(prompts, _Head(scores), lambda ids, places: [read], text_lm.context)
+    head: Any = _Head(scores)
+    decider = Decider(prompts, head, lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
     assert decider.answers([[prompt]]) == [prompt.places[0]]

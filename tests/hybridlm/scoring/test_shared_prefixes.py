@@ -29,7 +29,7 @@ def text(*tokens: int) -> tuple[int, ...]:
 
 
 def test_parts_end_where_chunks_do() -> None:
-    """A chunk is shared if its tokens and next token are common and something follows."""
+    """A chunk is shared if what it consumes and what its last token predicts is common, and something is left."""
     a = tuple(range(10))
     for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
         other = (*a[:length], 99, 98)
@@ -46,7 +46,7 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
     parts, part_of = shared_prefixes(texts, (1,), 0)
     assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
-    longer = [(*item, 20 + i, 30) for i, item in enumerate(texts)]
+    longer = [(*one, 20 + i, 30) for i, one in enumerate(texts)]
     assert shared_prefixes(longer, (1,), 0) == (parts, part_of), "texts that go on alone are no prefixes"
 
 
@@ -54,7 +54,7 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
     parts, part_of = shared_prefixes(texts, (chunk,), 0)
-    members = [sum(entry == i for entry in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
+    members = [sum(one == i for one in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
     for index, part in enumerate(parts):
         assert (len(part.tokens) - 1) % chunk == 0 and len(part.tokens) > 1
@@ -62,11 +62,9 @@ def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk
             above = parts[part.parent]
             assert part.parent < index and above.parent is None
             assert part.tokens[: len(above.tokens)] == above.tokens and len(part.tokens) > len(above.tokens)
-    for item, position in zip(texts, part_of, strict=True):
-        if position is not None:
-            assert item[: len(parts[position].tokens)] == parts[position].tokens and len(item) > len(
-                parts[position].tokens
-            )
+    for one, at in zip(texts, part_of, strict=True):
+        if at is not None:
+            assert one[: len(parts[at].tokens)] == parts[at].tokens and len(one) > len(parts[at].tokens)
 
 
 @given(
@@ -79,24 +77,24 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
     """No text waits for ever, in whatever order lanes become free."""
     queue = ScoringQueue(dict(enumerate(texts)), None, (1,), most)
     alive: list[ScoredText] = []
-    saved: set[ScoredText] = set()
-    calls = []
+    kept: set[ScoredText] = set()
+    seen = []
     while queue or alive:
-        while len(alive) < lanes and (item := queue.take()) is not None:
-            assert item.parent is None or item.parent in saved
-            queue.begun(item)
-            if item.parent is not None and not item.parent.children:
-                saved.remove(item.parent)
-            alive.append(item)
+        while len(alive) < lanes and (one := queue.take()) is not None:
+            assert one.parent is None or one.parent in kept
+            queue.begun(one)
+            if one.parent is not None and not one.parent.children:
+                kept.remove(one.parent)
+            alive.append(one)
         assert alive, "everything waits for something that waits"
-        item = alive.pop(0)
-        if item.index is None:
-            queue.prefilled(item)
-            saved.add(item)
+        one = alive.pop(0)
+        if one.index is None:
+            queue.prefilled(one)
+            kept.add(one)
         else:
-            calls.append(item.index)
-        assert len(saved) + sum(part.index is None for part in alive) <= most
-    assert sorted(calls) == list(range(len(texts))) and not saved
+            seen.append(one.index)
+        assert len(kept) + sum(part.index is None for part in alive) <= most
+    assert sorted(seen) == list(range(len(texts))) and not kept
 
 
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
@@ -133,10 +131,10 @@ def test_scores_have_the_same_bits_with_and_without_common_parts(
 ) -> None:
     texts = families(6, nested)
     want = cold(text_lm, texts, monkeypatch)
-    settings = dict(text_lm.stats)
+    before = dict(text_lm.stats)
     assert same(text_lm.score(texts), want)
-    gained = {name: text_lm.stats[name] - settings[name] for name in settings}
-    total = sum(len(text) - 1 for text in texts)
+    gained = {name: text_lm.stats[name] - before[name] for name in before}
+    total = sum(len(one) - 1 for one in texts)
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == total
     assert gained["prefix_tokens_saved"] > total / 3
     prefix = text_lm.prefix(IDS[300:307])
@@ -156,7 +154,7 @@ def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -
 def test_what_shares_a_step_does_not_depend_on_free_memory(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps and their order are fixed at load, whatever memory other processes take."""
+    """The same steps in the same order, however much of the machine's memory others have; it was counted at load."""
     texts, engine = families(3, nested=True), text_lm.engine
     ran: list[list[int]] = []
     run = engine.run
@@ -190,7 +188,7 @@ def test_the_pool_of_a_run_makes_room_for_common_parts(text_lm: hybridlm.LM) -> 
 
 @pytest.mark.long
 def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """64 continuations of 2000 tokens compute at least 20 times fewer tokens.
+    """64 continuations of at most 32 tokens of 2000: at least 20 times fewer tokens, by an explicit prefix and without.
 
     The same numbers: bit for bit as the texts one by one in the same steps.
     """
@@ -199,9 +197,9 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     lm = hybridlm.load(tmp_path, **{**SETTINGS, "context": 2048, "lanes": 4, "chunk": 16})
     rng = np.random.default_rng(1)
     prompt = rng.integers(3, 90, 2001).tolist()
-    rest = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
-    full = [(*prompt, *ids) for ids in rest]
-    total = sum(len(ids) - 1 for ids in full)
+    behind = [rng.integers(3, 90, int(rng.integers(1, 33))).tolist() for _ in range(64)]
+    whole = [(*prompt, *ids) for ids in behind]
+    total = sum(len(ids) - 1 for ids in whole)
     assert total > 64 * 2000
     want = cold(lm, full, monkeypatch)
     processed = lambda: lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
@@ -215,21 +213,21 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     assert total >= 20 * explicit_found, (total, explicit_found)
     for got, expected in zip(explicit, want, strict=True):
         np.testing.assert_allclose(got.logprobs, expected.logprobs[2001:], rtol=0, atol=2e-3)
-    logits, wrote = processed(), lm.stats["generated_tokens"]
-    drawn = lm.generate(rest, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
+    before, wrote = processed(), lm.stats["generated_tokens"]
+    drawn = lm.generate(behind, prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True)
     assert lm.stats["generated_tokens"] - wrote == len(drawn) == 64
-    generate_found = processed() - logits
-    prompts = sum(map(len, full))
+    generate_found = processed() - before
+    prompts = sum(map(len, whole))
     assert prompts >= 20 * generate_found, (prompts, generate_found)
-    logits = processed()
-    joined = lm.generate(full[:4], max_tokens=1, ignore_eos=True, logprobs=0)
-    assert processed() - logits == sum(map(len, full[:4])), "without a prefix every token of every prompt is consumed"
-    warm = lm.generate(rest[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
-    for score, other in zip(warm, joined, strict=True):
-        assert score.prompt_token_ids == other.prompt_token_ids and score.token_ids == other.token_ids
-        assert score.logprobs is not None and other.logprobs is not None
-        np.testing.assert_allclose(score.logprobs, other.logprobs, rtol=0, atol=2e-3)
+    before = processed()
+    joined = lm.generate(whole[:4], max_tokens=1, ignore_eos=True, logprobs=0)
+    assert processed() - before == sum(map(len, whole[:4])), "without a prefix every token of every prompt is consumed"
+    warm = lm.generate(behind[:4], prefix=lm.prefix(prompt), max_tokens=1, ignore_eos=True, logprobs=0)
+    for one, other in zip(warm, joined, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids and one.token_ids == other.token_ids
+        assert one.logprobs is not None and other.logprobs is not None
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=2e-3)
     print(
-        f"tokens: {total} one by one, {actual} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
+        f"tokens: {total} one by one, {found} found by itself, {explicit_found} with lm.prefix; of {prompts} in "
         f"prompts {generate_found} by generate with lm.prefix"
     )

@@ -1,4 +1,4 @@
-"""GPU steps run as one CUDA graph: no loop or branch asks the host."""
+"""Steps for GPUs run as one CUDA graph: no loop and no branch asks the host, with kernels and without."""
 
 from pathlib import Path
 

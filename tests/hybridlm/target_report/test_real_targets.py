@@ -34,10 +34,10 @@ SIZES: dict[str, Any] = {"lanes": 4, "context": 64, "chunk": 8, "dtype": "float3
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path) -> Iterator[None]:
-    initial = jax.config.values["jax_compilation_cache_dir"]
+    before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
     yield
-    jax.config.update("jax_compilation_cache_dir", initial)
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
 def engine(name: str, target: str, **sizes: Any) -> Engine:
@@ -55,9 +55,9 @@ STEPS = [Shape("generate", 4, 8, 4), Shape("generate", 4, 1, 4)]
 @pytest.mark.parametrize("mesh", [{"expert": 4}, {"data": 2, "expert": 2}])
 def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> None:
     """Other meshes, and all families on them, are rows of docs/tables/target-tables.md."""
-    for program in steps_on_a_mesh("sparse_base", target, mesh, STEPS, tmp_path):
-        assert program.faults == () and program.certificate is not None and program.certificate.not_audited is None
-        assert program.kernels > 0 and program.floor_moved is not None and program.moved > program.floor_moved
+    for one in steps_on_a_mesh("sparse_base", target, mesh, STEPS, tmp_path):
+        assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
+        assert one.kernels > 0 and one.floor_moved is not None and one.moved > one.floor_moved
 
 
 @pytest.mark.target_cuda
@@ -65,9 +65,9 @@ def test_mesh_of_experts(mesh: dict[str, int], target: str, tmp_path: Path) -> N
     ("name", "shape"), [("mamba2_base", Shape("generate", 4, 8, 4)), ("falcon_base", Shape("verify", 4, 5, 4))]
 )
 def test_states_of_a_convolution_are_not_turned(name: str, shape: Shape, tmp_path: Path) -> None:
-    """Mesh products transpose Mamba2's window; the new state must not be copied back."""
-    (program,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
-    assert program.faults == () and program.certificate is not None and program.certificate.copies == ()
+    """Products on a mesh transpose the window of Mamba2's convolution; a copy used to transpose the new state back."""
+    (one,) = steps_on_a_mesh(name, "nvidia-h100", {"data": 2, "model": 2}, [shape], tmp_path)
+    assert one.faults == () and one.certificate is not None and one.certificate.copies == ()
 
 
 def steps_on_a_mesh(
@@ -91,7 +91,7 @@ def steps_on_a_mesh(
     ],
 )
 def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
-    """Caches with heads of 576 or 64 numbers are not copied; they exceed on-chip memory."""
+    """No cache with heads of 576 or 64 numbers is copied; both are too large for the memory on the chip."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     engine = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
@@ -131,7 +131,7 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
     """Scratch with kernels equals plain weights' scratch, also for prompts of several tiles."""
     config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
-    results = {}
+    found = {}
     for scheme in (None, "int8"):
         recipe = None if scheme is None else Recipe.of(scheme)
         packed = target_engine(
@@ -153,18 +153,20 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
 Mutant = Callable[[Executable, LiveValues, BoundContract], Executable]
 
 
-def moved(executable: Executable, index: tuple[int, tuple[int, ...]], place: Slice) -> Executable:
+def moved(executable: Executable, at: tuple[int, tuple[int, ...]], place: Slice) -> Executable:
     buffers = executable.buffers
-    return replace(executable, buffers=Buffers(buffers.allocations, {**buffers.slices, index: place}))
+    return replace(executable, buffers=Buffers(buffers.allocations, {**buffers.slices, at: place}))
 
 
 def two_live_values(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
     scratch = [
-        value
-        for value in live.values
-        if value.slice and executable.buffers.allocations[value.slice.allocation].is_temp and value.stop > value.start
+        one
+        for one in live.values
+        if one.slice and executable.buffers.allocations[one.slice.allocation].is_temp and one.stop > one.start
     ]
-    first, second = next((f, s) for f in scratch for s in scratch if f.start < s.start < f.stop and f.slice != s.slice)
+    first, second = next(
+        (one, two) for one in scratch for two in scratch if one.start < two.start < one.stop and one.slice != two.slice
+    )
     assert first.slice is not None
     return moved(executable, (second.instruction.id, second.index), replace(first.slice, size=second.array.bytes))
 
@@ -175,34 +177,37 @@ def successor_elsewhere(executable: Executable, live: LiveValues, bound: BoundCo
 
 
 def swapped_successors(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    first, second, *rest = executable.module.aliases
-    swapped = replace(first, output=second.output), replace(second, output=first.output)
-    return replace(executable, module=replace(executable.module, aliases=(*swapped, *rest)))
+    aliases = executable.module.aliases
+    first, second, *_ = aliases
+    swapped = {**aliases, first: aliases[second], second: aliases[first]}
+    return replace(executable, module=replace(executable.module, aliases=swapped))
 
 
 def outside_its_allocation(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    value = next(item for item in live.values if item.slice and item.instruction.opcode == "fusion")
-    assert value.slice is not None
-    return moved(executable, (value.instruction.id, value.index), replace(value.slice, offset=1 << 40))
+    one = next(one for one in live.values if one.slice and one.instruction.opcode == "fusion")
+    assert one.slice is not None
+    return moved(executable, (one.instruction.id, one.index), replace(one.slice, offset=1 << 40))
 
 
 def no_place(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    value = next(i for i in live.values if i.slice and i.instruction.opcode == "fusion" and i.array.dtype != "tuple")
-    slices = {i: place for i, place in executable.buffers.slices.items() if i != (value.instruction.id, value.index)}
+    one = next(
+        one for one in live.values if one.slice and one.instruction.opcode == "fusion" and one.array.dtype != "tuple"
+    )
+    slices = {at: place for at, place in executable.buffers.slices.items() if at != (one.instruction.id, one.index)}
     return replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
 
 
 def over_a_turned_operand(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """An in-place product that reads its operand at other positions, as a shift."""
-    for value in live.values:
-        product = value.instruction.name.startswith("gemm_fusion") or value.instruction.fusion_kind == "kOutput"
-        if value.slice is None or not product or value.index:
+    """A product's result in the bytes of an operand that it reads at other positions: a shift in place."""
+    for one in live.values:
+        product = one.instruction.name.startswith("gemm_fusion") or one.instruction.fusion_kind == "kOutput"
+        if one.slice is None or not product or one.index:
             continue
-        for operand in value.instruction.operands:
+        for operand in one.instruction.operands:
             for number in live.of[operand].values():
-                other, size = live.values[number], value.slice.size
-                if other.slice is not None and other.slice.size >= size and other.stop == value.start:
-                    return moved(executable, (value.instruction.id, value.index), replace(other.slice, size=size))
+                other, size = live.values[number], one.slice.size
+                if other.slice is not None and other.slice.size >= size and other.stop == one.start:
+                    return moved(executable, (one.instruction.id, one.index), replace(other.slice, size=size))
     raise AssertionError("no product whose operand ends with it")
 
 
@@ -211,22 +216,22 @@ def written_while_copied(executable: Executable, live: LiveValues, bound: BoundC
     for value in live.values:
         if value.instruction.opcode != "copy-start" or value.index != (0,) or value.slice is None:
             continue
-        results = next(
-            index for index, each in enumerate(live.executed)
-            if each.opcode == "copy-done" and each.operands[0] == value.instruction.id
+        done = next(
+            at for at, each in enumerate(live.executed)
+            if each.opcode == "copy-done" and each.operands[0] == one.instruction.id
         )  # fmt: skip
-        started = live.executed.index(value.instruction)
-        for each in live.executed[started + 1 : results]:
+        started = live.executed.index(one.instruction)
+        for each in live.executed[started + 1 : done]:
             for index, number in live.made_by(each):
                 other = live.values[number]
-                if other.slice is not None and other.array.dtype != "tuple" and other.start > value.start:
-                    return moved(executable, (each.id, index), replace(value.slice, size=other.slice.size))
+                if other.slice is not None and other.array.dtype != "tuple" and other.start > one.start:
+                    return moved(executable, (each.id, index), replace(one.slice, size=other.slice.size))
     raise AssertionError("no copy beside other operations")
 
 
 def copies_in_the_devices_memory(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """Move every on-chip value to device memory, so that pools are copied there."""
-    allocations = {number: replace(a, space=0) for number, a in executable.buffers.allocations.items()}
+    """Move every value of the chip's memory to the device's, so that pools are copied there."""
+    allocations = {number: replace(one, space=0) for number, one in executable.buffers.allocations.items()}
     return replace(executable, buffers=Buffers(allocations, executable.buffers.slices))
 
 
@@ -248,7 +253,7 @@ TPU_MUTANTS: dict[Mutant, FindingKind] = {
 def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
     """The decode step of a model, as the audit reads it."""
     programs, compile = list[CompiledProgram](), compiling.compile_with_assignment
-    result = engine("dense_interval", request.param)
+    found = engine("dense_interval", request.param)
     with pytest.MonkeyPatch.context() as patch:
 
         def noted(*args: Any) -> CompiledProgram:
@@ -275,4 +280,4 @@ def check_mutant(mutant: Mutant, kind: FindingKind, executable: Executable, boun
     options: dict[str, Any] = {"may_copy": ("args[1].layers*.conv",)}
     assert audit_executable(executable, bound, **options).findings == ()
     broken = mutant(executable, live_values(executable), bound)
-    assert kind in {finding.kind for finding in audit_executable(broken, bound, **options).findings}
+    assert kind in {one.kind for one in audit_executable(broken, bound, **options).findings}

@@ -1,4 +1,4 @@
-"""Reports on a model for a target: floors by hand, memory, cached reports, refusals.
+"""Reports on a model on a target: floors and memory by hand, what is kept, what is refused, the command line.
 
 The target's devices are virtual CPUs, and numbers float32, since XLA:CPU copies caches of bfloat16. Tests marked
 `target_cuda` and `target_tpu` have XLA's compilers for real ones.
@@ -38,6 +38,7 @@ from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
+from models.mixers.kv_cache import KVCache
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
 
@@ -47,7 +48,7 @@ SHAPES = DECODE, KEEP = Shape("generate", 4, 1, 4), PartShape("state", True, 4, 
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for reports of a step that several tests look at."""
     return tmp_path_factory.mktemp("kept")
 
@@ -61,72 +62,70 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
     topology = lambda topology="1", **_: SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
     monkeypatch.setattr(topologies, "get_topology_desc", topology)
-    initial = jax.config.values["jax_compilation_cache_dir"]
+    before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
     yield
-    jax.config.update("jax_compilation_cache_dir", initial)
+    jax.config.update("jax_compilation_cache_dir", before)
 
 
-def engine(
-    name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **extra: Any
-) -> Engine:
-    mesh, config = extra.pop("mesh", None), GOLDEN / name / "config.json"
-    return target_engine(read_target(target), EngineConfig(**SIZES | extra), config=config, mesh=mesh, recipe=recipe)
+def engine(name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **more: Any) -> Engine:
+    mesh, config = more.pop("mesh", None), GOLDEN / name / "config.json"
+    return target_engine(read_target(target), EngineConfig(**SIZES | more), config=config, mesh=mesh, recipe=recipe)
 
 
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
-    """Its configuration is in the file; no config.json exists."""
+    """Its configuration is in the file, beside which there is no config.json."""
     path = write_gguf(tmp_path / "m.gguf", "qwen35")
-    actual = target_engine(read_target("nvidia-h100"), EngineConfig(**SIZES), model=str(path))
+    found = target_engine(read_target("nvidia-h100"), EngineConfig(**SIZES), model=str(path))
     original = engine(OF["qwen35"])
-    saved, expected = actual.row_arrays.model.config, original.row_arrays.model.config
-    assert saved.num_layers == expected.num_layers and saved.vocab_size == expected.vocab_size
+    kept, expected = found.row_arrays.model.config, original.row_arrays.model.config
+    assert kept.num_layers == expected.num_layers and kept.vocab_size == expected.vocab_size
 
 
-def floor(engine: Engine, shape: Shape) -> Floor:
-    floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, engine.context)
+def floor(found: Engine, shape: Shape) -> Floor:
+    floor = floor_of(found.row_arrays.model, shape, found.placement, found.row_arrays.dtype, found.context)
     assert floor is not None
     return floor
 
 
 def test_models_are_told_the_platform_of_the_target() -> None:
-    result = engine()
-    assert result.placement.platform == "gpu" and result.row_arrays.dtype == "float32"
+    found = engine()
+    assert found.placement.platform == "gpu" and found.row_arrays.dtype == "float32"
     assert engine(dtype="bfloat16").row_arrays.dtype == "bfloat16", "which on a CPU is float32"
-    assert result.row_arrays.model.layers[0].branches[1].inner.config.devices.platform == "gpu"
+    assert found.row_arrays.model.layers[0].branches[1].inner.config.devices.platform == "gpu"
 
 
 def test_floor_of_experts_and_keys() -> None:
-    """3 of 8 experts per token meet one product; keys come from earlier blocks."""
-    result = engine(lanes=1)
-    model = result.row_arrays.model
-    experts = sum(array.size for array in result.params if array.ndim == 3 and array.shape[0] == 8)
-    every = sum(array.size for array in result.params)
+    """One expert product is met by 3 of 8 experts per token; keys and values are those of the blocks before."""
+    found = engine(lanes=1)
+    model = found.row_arrays.model
+    experts = sum(one.size for one in found.params if one.ndim == 3 and one.shape[0] == 8)
+    every = sum(one.size for one in found.params)
     table = 97 * 32
     saved = model.state_size(result.row_arrays.dtype)
     vectors = sum(array.size for array in result.params if array.ndim < 2)
     item = floor(result, Shape("generate", 1, 1, 1))
     stored = sum(array.size * array.dtype.itemsize for array in result.params)
     assert every > experts == 2 * 8 * 3 * 16 * 32
-    cached = saved.token * (2 * KV_BLOCK + 1)
-    assert item.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * saved.fixed + cached
-    assert item.flops == 2 * (every - vectors - table - experts * 5 // 8)
+    cached = kept.token * (2 * KV_BLOCK + 1)
+    assert one.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * kept.fixed + cached
+    assert one.flops == 2 * (every - vectors - table - experts * 5 // 8)
 
 
 @pytest.mark.parametrize("name", ["sparse_base", "dense_interval"])
 def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str) -> None:
-    """A quarter of the float32 bytes, and a bfloat16 scale per row."""
+    """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
     shape = Shape("generate", 1, 1, 1)
     initial, final = floor(plain, shape), floor(packed, shape)
     assert final.flops == initial.flops
     saved = 0
-    for array in packed.params:
-        if isinstance(array, QuantisedWeight):
-            met = 3 / 8 if array.ndim == 3 else 1
-            saved += met * (4 * array.size - array.nbytes)
-            assert array.nbytes == array.size + 2 * array.size // array.inputs
-    assert saved > 0 and initial.moved - final.moved == saved
+    for one in packed.params:
+        if isinstance(one, QuantisedWeight):
+            met = 3 / 8 if one.ndim == 3 else 1
+            saved += met * (4 * one.size - one.nbytes)
+            assert one.nbytes == one.size + 2 * one.size // one.inputs
+    assert saved > 0 and before.moved - after.moved == saved
 
 
 def test_floor_of_prompts_samples_one_token() -> None:
@@ -138,7 +137,7 @@ def test_floor_of_prompts_samples_one_token() -> None:
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A TPU pads heads of 8 to 128; other caches need not read the padding."""
+    """A TPU keeps heads of 8 in rows of 128, which take memory; another form of cache need not read the rest."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     gpu, tpu = engine(), engine(target="tpu-v5e")
@@ -147,19 +146,19 @@ def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPa
 
 
 def test_fit_at_the_last_byte() -> None:
-    result = engine()
-    weights, row = result.parameters_on_a_device[1], result.row_bytes_on_a_device
+    found = engine()
+    weights, row = found.parameters_on_a_device[1], found.row_bytes_on_a_device
     need = weights + (4 + 4) * row + 1000
-    fit = fit_of(result, need, "gpu", 1000, None)
+    fit = fit_of(found, need, "gpu", 1000, None)
     assert fit.fits and (fit.left, fit.most_lanes, fit.weights, fit.rows) == (0, 4, weights, 8 * row)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in fit.lines[-1]
-    assert not fit_of(result, need - 1, "gpu", 1000, None).fits
-    assert fit_of(result, need - 1, "gpu", 1000, None).most_lanes == 3
+    assert not fit_of(found, need - 1, "gpu", 1000, None).fits
+    assert fit_of(found, need - 1, "gpu", 1000, None).most_lanes == 3
     # A fifth lane takes a row and a quarter more of the scratch; a sixth another of each.
-    assert fit_of(result, need + row + 250, "gpu", 1000, None).most_lanes == 5
-    assert fit_of(result, need + row + 249, "gpu", 1000, None).most_lanes == 4
-    assert fit_of(result, weights, "gpu", None, None).most_lanes == 0
-    padded = fit_of(result, need, "gpu", 1000, weights + 8 * row + 7)
+    assert fit_of(found, need + row + 250, "gpu", 1000, None).most_lanes == 5
+    assert fit_of(found, need + row + 249, "gpu", 1000, None).most_lanes == 4
+    assert fit_of(found, weights, "gpu", None, None).most_lanes == 0
+    padded = fit_of(found, need, "gpu", 1000, weights + 8 * row + 7)
     assert (padded.padding, padded.left) == (7, -7)
 
 
@@ -169,12 +168,12 @@ def test_longest_context() -> None:
     row = lambda context: engine("sparse_base", context=context).row_bytes_on_a_device
     fit = fit_of(result, weights + 8 * row(384), "gpu", 0, None)
     assert (fit.longest_context, fit.context) == (384, 128)
-    assert fit_of(result, weights + 8 * row(384) - 1, "gpu", 0, None).longest_context == 256
-    assert fit_of(result, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
+    assert fit_of(found, weights + 8 * row(384) - 1, "gpu", 0, None).longest_context == 256
+    assert fit_of(found, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
 
 
-def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(saved / "cache"))
+def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
     first = report_on(engine(), SHAPES)
     assert first.good and first.fit is not None and first.fit.fits
     decode, copy = first.steps
@@ -185,24 +184,25 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, sav
     assert copy.floor_moved is None and copy.kernels > 0
     assert from_json(TargetReport, first.to_json()) == first
 
-    report = report_on(engine(), SHAPES)
-    assert report == replace(first, steps=tuple(replace(step, reused=True) for step in first.steps))
+    again = report_on(engine(), SHAPES)
+    assert again == replace(first, steps=tuple(replace(one, reused=True) for one in first.steps))
     monkeypatch.setattr(jax.stages.Lowered, "compile", refused)
-    rest: tuple[dict[str, Any], ...] = ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"})
-    for other in rest:
+    others: tuple[dict[str, Any], ...] = ({"target": "nvidia-h200"}, {"context": 128}, {"dtype": "bfloat16"})
+    for other in others:
         with pytest.raises(AssertionError, match="compiled again"):
             report_on(engine(**other), SHAPES)
 
 
 def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
-    """Loops over cache blocks count fully; further expert passes count as none."""
+    """Loops by data: of those over blocks all turns of a full context count, of further passes none."""
 
     kernel = lambda name, loop, moved: ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
-    result = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
-    step: Any = SimpleNamespace(kernels=Kernels(result), certificate=None)
+    found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
+    step: Any = SimpleNamespace(kernels=Kernels(found), certificate=None)
+    keys: Any = jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32")
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
-        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK)
+        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (KVCache(keys, None),))
         assert (report.turns, report.kernels, report.moved, report.flops) == (turns, 1, *[1 + 10 * turns] * 2)
 
 
@@ -212,44 +212,44 @@ def refused(*args: Any, **options: Any) -> Any:
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *messages: str) -> list[Any]:
     """Make XLA refuse as many programs with these messages; return the options of each compilation."""
-    compile, calls, rest = jax.stages.Lowered.compile, list[Any](), list(messages)
+    compile, seen, left = jax.stages.Lowered.compile, list[Any](), list(messages)
 
     def refusing(self: jax.stages.Lowered, compiler_options: Any = None) -> Any:
-        calls.append(compiler_options)
-        if rest:
-            raise jax.errors.JaxRuntimeError(rest.pop(0))
+        seen.append(compiler_options)
+        if left:
+            raise jax.errors.JaxRuntimeError(left.pop(0))
         return compile(self, compiler_options)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", refusing)
-    return calls
+    return seen
 
 
 def test_step_that_is_not_compiled_is_a_fault_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = PartShape("state", True, 2, 1), KEEP
     compiling(monkeypatch, "RESOURCE_EXHAUSTED: 83G exceeds 16G\nmore")
-    report = report_on(engine(), shapes)
-    assert not report.good and [bool(step.faults) for step in report.steps] == [True, False]
-    assert report.steps[0].faults == ("XLA does not compile it for nvidia-h100: RESOURCE_EXHAUSTED: 83G exceeds 16G",)
-    assert report.fit is not None and report.fit.padding == 0
-    repeat = report_on(engine(), shapes)
-    assert repeat.good and [step.reused for step in repeat.steps] == [False, True]
+    found = report_on(engine(), shapes)
+    assert not found.good and [bool(one.faults) for one in found.steps] == [True, False]
+    assert found.steps[0].faults == ("XLA does not compile it for nvidia-h100: RESOURCE_EXHAUSTED: 83G exceeds 16G",)
+    assert found.fit is not None and found.fit.padding == 0
+    again = report_on(engine(), shapes)
+    assert again.good and [one.reused for one in again.steps] == [False, True]
 
 
 def test_products_without_tiles_are_left_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = compiling(monkeypatch, "INTERNAL: Couldn't find output tile sizes that satisfy hlo", "INTERNAL: other")
-    report = report_on(engine(), [DECODE])
+    seen = compiling(monkeypatch, "INTERNAL: Couldn't find output tile sizes that satisfy hlo", "INTERNAL: other")
+    found = report_on(engine(), [DECODE])
     assert (
-        calls == [OPTIONS["gpu"], OPTIONS["gpu"] | {"xla_gpu_enable_triton_gemm": False}]
-        and not report.steps[0].certificate
+        seen == [OPTIONS["gpu"], OPTIONS["gpu"] | {"xla_gpu_enable_triton_gemm": False}]
+        and not found.steps[0].certificate
     )
-    assert "INTERNAL: other" in report.steps[0].faults[0]
+    assert "INTERNAL: other" in found.steps[0].faults[0]
 
 
 def test_mesh_has_the_devices_of_the_target() -> None:
     with pytest.raises(TargetError, match="nvidia-h100:2: expected a mesh of 2 devices, got one of 4"):
         engine(target="nvidia-h100:2", mesh={"data": 2, "model": 2})
-    result = engine(target="nvidia-h100:2")
-    assert result.placement.data == 2 and set(result.placement.local_devices) == set(jax.devices()[1:3])
+    found = engine(target="nvidia-h100:2")
+    assert found.placement.data == 2 and set(found.placement.local_devices) == set(jax.devices()[1:3])
 
 
 @pytest.mark.parametrize(("target", "platform"), [("nvidia-h100", "cuda"), ("tpu-v5e", "tpu")])
@@ -264,13 +264,13 @@ def test_steps_are_exported_for_the_platform_of_the_target(
     monkeypatch.setattr(exported.jax_export, "export", noted)
     step = engine("dense_interval", target).program(DECODE)
     text = step.export().text
-    assert result[0].platforms == (platform,) and text is not None
+    assert made[0].platforms == (platform,) and text is not None
     assert "custom_call" not in text
 
 
 @pytest.mark.parametrize("target", ["nvidia-h100", "tpu-v5e"])
 def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise XLA loops with compare-and-swap; counts are sums and may share places."""
+    """XLA writes one that does not in a loop of compare-and-swap. Counts are sums, which places may share."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
     result = engine("sparse_base", target)
@@ -309,8 +309,8 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Pa
         "keep-a-state-of-4.json",
     ]
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
-    output = from_json(TargetReport, result.output)
-    assert result.exit_code == 0 and output.good and len(output.steps) == 2
+    found = from_json(TargetReport, result.output)
+    assert result.exit_code == 0 and found.good and len(found.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
     monkeypatch.setattr(verify_report, "read_target", lambda name: small)
     result = run(*CONFIG, "--target", "nvidia-h100", "--json")
@@ -318,7 +318,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Pa
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "said"),
     [
         (("--target", "nvidia-h100"), "--model or --config, got neither"),
         ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
@@ -327,17 +327,17 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Pa
         ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
     ],
 )
-def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
+def test_options_that_do_not_go_together(options: tuple[str, ...], said: str) -> None:
     result = run(*options)
-    assert result.exit_code == 1 and message in result.output
+    assert result.exit_code == 1 and said in result.output
 
 
 def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, page, records = GOLDEN / "sparse_base", tmp_path / "step.html", list[str]()
+    path, page, told = GOLDEN / "sparse_base", tmp_path / "step.html", list[str]()
 
-    def noted(show: bool | None, label: str, total: int) -> Any:
-        records.append(label)
-        return counting_progress(show, label, total)
+    def noted(show: bool | None, what: str, total: int) -> Any:
+        told.append(what)
+        return counting_progress(show, what, total)
 
     monkeypatch.setattr(sys.modules["hybridlm.cli.inspect"], "counting_progress", noted)
     result = CliRunner().invoke(

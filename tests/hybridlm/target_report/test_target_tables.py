@@ -16,7 +16,7 @@ from hybridlm.target_report import StepReport
 
 def report(**fields: Any) -> StepReport:
     certificate = SimpleNamespace(not_audited=None, copies=(), seconds=SimpleNamespace(compile=2.5))
-    results = {"name": "generate 4x1", "faults": (), "scratch": 1500, "moved": 30, "floor_moved": 20}
+    results = {"name": "generate 4x1 of 4", "faults": (), "scratch": 1500, "moved": 30, "floor_moved": 20}
     return SimpleNamespace(**{**results, "certificate": certificate, **fields})  # type: ignore[return-value]
 
 
@@ -42,14 +42,14 @@ def test_verdicts(fields: dict[str, Any], verdict: str, good: bool) -> None:
 def test_page() -> None:
     rows = [
         row_of("olmo_base", "nvidia-h100", report()),
-        row_of("olmo_base", "nvidia-h100", report(name="copy 4 to 4", floor_moved=None, faults=("overlap",))),
+        row_of("olmo_base", "nvidia-h100", report(name="keep a state of 4", floor_moved=None, faults=("overlap",))),
         row_of("olmo_base", "tpu-v5e:4 data=2,model=2", report()),
         row_of("sparse_base", "tpu-v5e:4 model=2,expert=2", report()),
     ]
     text = page(rows)
     assert "## nvidia-h100: 1 of 2 steps without a finding" in text
     assert "## tpu-v5e:4 data=2,model=2: 1 of 1 steps without a finding" in text
-    assert "| checkpoint | generate 4x1 | copy 4 to 4 |" in text
+    assert "| checkpoint | generate 4x1 of 4 | keep a state of 4 |" in text
     assert text.count("Not compiled: next_dense_layers, dense_interval, sparse_base, ") == 2
     single = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
     assert f"Without experts: {single}." in text
@@ -82,10 +82,12 @@ def test_page_is_read_back() -> None:
         row_of("olmo_base", "nvidia-h100", report()),
         row_of("lfm2_base", "nvidia-h100:4 data=2,model=2", report(floor_moved=None)),
     ]
-    item = report(name="generate 64x1", failed=None, kernels=1702)
+    item = report(name="generate 64x1 of 64", failed=None, kernels=1702)
     models = [row_of_model("Kimi-Linear-48B", "tpu-v5e:8 model=8", SimpleNamespace(steps=(item,), fit=fitted(1)))]  # type: ignore[arg-type]
     assert read(page(rows, models)) == (rows, models)
-    assert "Qwen3.5-35B-A3B generate 8x256 for nvidia-h200, Nemotron-3-Nano generate 64x1 for" in page(rows, models)
+    assert "Qwen3.5-35B-A3B generate 8x256 of 64 for nvidia-h200, Nemotron-3-Nano generate 64x1 of 64 for" in page(
+        rows, models
+    )
     assert page(*read(page(rows, models))) == page(rows, models)
 
 
@@ -95,5 +97,5 @@ def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
     assert page(rows, models) == text
     assert {row.verdict for row in rows} == {"audited"} and all(model.good for model in models)
     for target in TARGETS:
-        expected = [name for name in NAMES if is_split(name, target) for _ in range(5)]
-        assert [row.checkpoint for row in rows if row.target == target] == expected
+        expected = [name for name in NAMES if is_split(name, target) for _ in range(4)]
+        assert [one.checkpoint for one in rows if one.target == target] == expected

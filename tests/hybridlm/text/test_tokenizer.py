@@ -32,9 +32,14 @@ TEMPLATE = """{%- if tools %}{{ tools | tojson }}
 {{ '<think>' if enable_thinking is defined and enable_thinking }}{% endif %}"""
 CHAT = [{"role": "system", "content": "Sei höflich."}, {"role": "user", "content": ' Wo ist <b>"Ada"</b>?\n'}]
 SAMPLES = [
-    "", "Ada has the green kite.", "  two  spaces ", "naïve 中文 🙂🏽 👨‍👩‍👧 e\u0301", f"a{END}b",
-    "\r\n\t\x00", "a\ufffdb",
-]  # fmt: skip
+    "",
+    "Ada has the green kite.",
+    "  two  spaces ",
+    "naïve 中文 🙂🏽 👨‍👩‍👧 e\u0301",
+    f"a{END}b",
+    "\r\n\t\x00",
+    "a\ufffdb",
+]
 
 
 def bytelevel() -> tokenizers.Tokenizer:
@@ -269,17 +274,31 @@ def test_no_template(tmp_path: Path) -> None:
         load(save(tmp_path, None)).apply_chat_template(CHAT)
 
 
-@pytest.mark.parametrize("escape", [
-    "{{ ''.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ ''['__class__']['__mro__'][1]['__subclasses__']() }}",
-    "{{ ''|attr('__class__')|attr('__mro__') }}", "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
-    "{{ '{x.__class__}'.format_map({'x': messages}) }}", "{{ raise_exception.__globals__ }}",
-    "{{ strftime_now.__globals__['json'] }}", "{{ namespace.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.popen('true').read() }}", "{{ self._TemplateReference__context }}",
-    "{{ namespace(__class__=1) }}", "{% set ns = namespace() %}{% set ns.__class__ = 1 %}", "{{ messages.append(1) }}",
-    "{{ messages[0].update({'role': 'x'}) }}", "{{ messages[0].clear() }}",
-    "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}", "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}", "{% for i in range(10**9) %}{% endfor %}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "escape",
+    [
+        "{{ ''.__class__ }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ''['__class__']['__mro__'][1]['__subclasses__']() }}",
+        "{{ ''|attr('__class__')|attr('__mro__') }}",
+        "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+        "{{ '{x.__class__}'.format_map({'x': messages}) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__['json'] }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ namespace(__class__=1) }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'x'}) }}",
+        "{{ messages[0].clear() }}",
+        "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{% for i in range(10**9) %}{% endfor %}",
+    ],
+)
 def test_sandbox(escape: str) -> None:
     template = "{{ messages[0].role }}" + escape
     chat = [{"role": "user", "content": "x"}]

@@ -96,11 +96,18 @@ def test_tiktoken_is_converted(tmp_path: Path) -> None:
     assert text == '[{"a": {"c": 3, "d": 2}, "b": 1}]x'
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    (f"{base64.b64encode(b'ab').decode()} 256", "line 258: expected base64 of new bytes and the rank 257"),
-    ("YWJj 258", "line 258: .*rank 257"), ("YWJj", "line 258"), ("YW?j 257", "line 258"), ("YWJj 257 1", "line 258"),
-    ("YWJj ٢٥٧", "line 258"), (" 257", "line 258"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"{base64.b64encode(b'ab').decode()} 256", "line 258: expected base64 of new bytes and the rank 257"),
+        ("YWJj 258", "line 258: .*rank 257"),
+        ("YWJj", "line 258"),
+        ("YW?j 257", "line 258"),
+        ("YWJj 257 1", "line 258"),
+        ("YWJj ٢٥٧", "line 258"),
+        (" 257", "line 258"),
+    ],
+)
 def test_tiktoken_lines_that_are_wrong(tmp_path: Path, line: str, message: str) -> None:
     lines = write_kimi(tmp_path).joinpath("tiktoken.model").read_text().split("\n")
     with pytest.raises(CheckpointError, match=message):

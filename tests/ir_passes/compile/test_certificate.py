@@ -189,12 +189,21 @@ def test_whole_seconds_are_seconds() -> None:
     assert Certificate.from_json(text).seconds.prove == 1.0
 
 
-@pytest.mark.parametrize(("path", "value"), [
-    (("lanes",), 5), (("certify",), "off"),
-    (("assumed",), [{"id": "slot-map", "about": "args[1]", "sentence": "Its entries are distinct."}]), (("notes",), []),
-    (("proved", 0, "sentence"), "Lanes may meet."), (("fingerprints", "compiled"), "f" * 64),
-    (("seconds", "prove"), 0.5), (("sha256",), "0" * 64), (("sha256",), KeyError), (("sha256",), 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("lanes",), 5),
+        (("certify",), "off"),
+        (("assumed",), [{"id": "slot-map", "about": "args[1]", "sentence": "Its entries are distinct."}]),
+        (("notes",), []),
+        (("proved", 0, "sentence"), "Lanes may meet."),
+        (("fingerprints", "compiled"), "f" * 64),
+        (("seconds", "prove"), 0.5),
+        (("sha256",), "0" * 64),
+        (("sha256",), KeyError),
+        (("sha256",), 1),
+    ],
+)
 def test_certificate_that_was_edited_is_refused(path: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
     text = edited(path, value)
     with pytest.raises(RecordError, match="Certificate.sha256"):

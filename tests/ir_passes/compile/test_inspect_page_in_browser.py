@@ -1,4 +1,4 @@
-"""The page of a step in headless Chromium: drawn without any request."""
+"""The page of a step in headless Chromium: it is drawn, and nothing is fetched for it."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def page() -> str:
 
 def opened(html: str, folder: Path) -> tuple[Path, set[str]]:
     """A picture of the page, and the addresses that Chromium asked for."""
-    program = next((result for name in PROGRAMS if (result := shutil.which(name))), None)
+    program = next((found for name in PROGRAMS if (found := shutil.which(name))), None)
     assert program is not None, f"install one of {', '.join(PROGRAMS)} (Debian: apt install chromium-headless-shell)"
     page, picture, log = folder / "page.html", folder / "page.png", folder / "net.json"
     page.write_text(html, encoding="utf-8")
@@ -52,8 +52,8 @@ def drawn(picture: Path) -> int:
     from matplotlib.image import imread
 
     pixels = imread(picture)[..., :3]
-    array = np.array([int(OWN_COLOUR[i : i + 2], 16) / 255 for i in (0, 2, 4)])
-    return int((abs(pixels - array).max(axis=-1) < 0.02).sum())
+    own = np.array([int(OWN_COLOUR[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+    return int((abs(pixels - own).max(axis=-1) < 0.02).sum())
 
 
 def test_the_page_is_drawn_without_any_request(page: str, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_page_is_drawn_without_any_request(page: str, tmp_path: Path) -> Non
 
 
 def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path: Path) -> None:
-    """The page of a whole model's step with weights and measured lanes."""
+    """The page of a step of a whole model, its weights read and its lanes measured."""
     written = tmp_path / "inspected.html"
     settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
     output = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
@@ -74,6 +74,6 @@ def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path:
 
 
 def test_a_request_would_be_seen(page: str, tmp_path: Path) -> None:
-    outer = "http://localhost:9/picture.png"
-    _, requests = opened(page.replace("</body>", f'<img src="{outer}"></body>'), tmp_path)
-    assert requests == {outer}
+    outside = "http://localhost:9/picture.png"
+    _, requests = opened(page.replace("</body>", f'<img src="{outside}"></body>'), tmp_path)
+    assert requests == {outside}

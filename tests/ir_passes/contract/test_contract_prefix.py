@@ -138,7 +138,7 @@ FAULTS = {
     "an entry": ({"cache": Cache("lane", Pool("s"))}, ContractFault.ENTRY, "args[0]['cache'].k"),
     "an axis": ({"cache": Cache(Lane(2), Shared())}, ContractFault.AXIS, "args[0]['cache'].k"),
     "keys": ({"other": Lane()}, ContractFault.PREFIX, "args[0]"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("entries", "fault", "about"), FAULTS.values(), ids=FAULTS)

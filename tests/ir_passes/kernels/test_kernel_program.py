@@ -125,11 +125,25 @@ UNREADABLE = {
     "copy": ({"in_specs": [HBM], "out_specs": HBM}, copied, "dma_start|semaphore"),
     "semaphore": ({"in_specs": [HBM], "out_specs": HBM}, with_semaphore, "semaphore"),
     "one block by all": ({"grid": (3,)}, plain, "3 steps of grid axis 0 write one block"),
-    "ragged blocks": ({"grid": (2,), "in_specs": [pl.BlockSpec((3, VALUE), lambda i: (i, 0))],
-        "out_specs": pl.BlockSpec((3, VALUE), lambda i: (i, 0))}, plain, "blocks of 3 along a dimension of 4"),
-    "other kinds of blocks": ({"grid": (LANES,), "in_specs": [pl.BlockSpec((pl.Element(1), VALUE), lambda i: (i, 0))],
-        "out_specs": pl.BlockSpec((1, VALUE), lambda i: (i, 0))}, plain, "Element"),
-}  # fmt: skip
+    "ragged blocks": (
+        {
+            "grid": (2,),
+            "in_specs": [pl.BlockSpec((3, VALUE), lambda i: (i, 0))],
+            "out_specs": pl.BlockSpec((3, VALUE), lambda i: (i, 0)),
+        },
+        plain,
+        "blocks of 3 along a dimension of 4",
+    ),
+    "other kinds of blocks": (
+        {
+            "grid": (LANES,),
+            "in_specs": [pl.BlockSpec((pl.Element(1), VALUE), lambda i: (i, 0))],
+            "out_specs": pl.BlockSpec((1, VALUE), lambda i: (i, 0)),
+        },
+        plain,
+        "Element",
+    ),
+}
 
 
 @pytest.mark.parametrize(("changes", "body", "reason"), UNREADABLE.values(), ids=UNREADABLE)

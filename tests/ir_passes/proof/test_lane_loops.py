@@ -62,7 +62,77 @@ def flagged(done: bool) -> Any:
     return step
 
 
+def to_the_greatest(
+    mask: Callable[..., Any] = lambda t, turns: t < turns,
+    end: Callable[..., Any] = jnp.max,
+    new: Callable[..., Any] = jnp.tanh,
+    old: Callable[..., Any] = lambda x: x,
+    start: int = 0,
+) -> Any:
+    """Return a loop to the greatest number of turns; a mask chooses new or old values of each lane."""
+
+    def step(x, turns):
+        turns = jnp.clip(turns, 0, TURNS)
+        return lax.fori_loop(
+            start, end(turns), lambda t, x: jnp.where(mask(t, turns)[:, None], new(x), old(x)), x
+        )  # fmt: skip
+
+    return step
+
+
+def while_below_the_greatest(result: Callable[..., Any] = lambda t, count, x: x) -> Any:
+    """Return the loop with its bound in the condition, a second counter, and the end on the left."""
+
+    def step(x, turns):
+        turns = jnp.clip(turns, 0, TURNS)
+
+        def body(state):
+            t, count, x = state
+            return t + 1, count + 1, jnp.where((t >= turns)[:, None], x, 0.5 * x + 1)
+
+        t, count, x = lax.while_loop(lambda state: turns.max() > state[0], body, (0, 0, x))
+        return result(t, count, x)
+
+    return step
+
+
+def recorded(write: Callable[..., Any]) -> Any:
+    """Return a loop that records the values of each turn; `write`: record, turn, mask, new values -> record."""
+
+    def step(x, turns):
+        turns = jnp.clip(turns, 0, TURNS)
+
+        def body(t, state):
+            x, record = state
+            mask = (t < turns)[:, None]
+            new = jnp.where(mask, jnp.tanh(x), x)
+            return new, write(record, t, mask, new)
+
+        return lax.fori_loop(0, turns.max(), body, (x, jnp.zeros((LANES, TURNS, WIDTH))))[1].sum(1)
+
+    return step
+
+
+def while_below_without_counter(x, turns):
+    turns = jnp.clip(turns, 0, TURNS)
+
+    def body(state):
+        t, x = state
+        return t + 1, jnp.where((t < turns)[:, None], jnp.tanh(x), x)
+
+    return lax.while_loop(lambda state: state[0] < turns.max(), body, (0, x))[1]
+
+
 CLEAN = {
+    "greatest": to_the_greatest(),
+    "greatest, from 1": to_the_greatest(start=1),
+    "greatest, limited": to_the_greatest(end=lambda turns: jnp.clip(turns.max(), 1, 3)),
+    "greatest, negated": to_the_greatest(mask=lambda t, turns: ~(turns <= t)),
+    "greatest, two masks": to_the_greatest(mask=lambda t, turns: (t < turns) & (turns > 2)),
+    "greatest in the condition": while_below_without_counter,
+    "greatest, recorded": recorded(
+        lambda record, t, mask, new: record.at[:, t].set(jnp.where(mask, new, record[:, t]))
+    ),
     "while": each_lane(
         lambda x, n: lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, jnp.tanh(s[1])), (0, x))[1]
     ),
@@ -73,6 +143,23 @@ CLEAN = {
     "done": flagged(done=True),
 }
 LEAKS = {
+    "greatest, all values change": to_the_greatest(old=lambda x: 0.5 * x),
+    "greatest, cases exchanged": to_the_greatest(mask=lambda t, turns: t >= turns),
+    "greatest, one more turn": to_the_greatest(mask=lambda t, turns: t <= turns),
+    "greatest, twice the turns": to_the_greatest(mask=lambda t, turns: t < 2 * turns),
+    "greatest, other lanes": to_the_greatest(mask=lambda t, turns: t < turns[::-1]),
+    "greatest, one lane": to_the_greatest(mask=lambda t, turns: jnp.broadcast_to(t < turns[0], (LANES,))),
+    "greatest, either mask": to_the_greatest(mask=lambda t, turns: (t < turns) | (turns > 2)),
+    "greatest, less one": to_the_greatest(end=lambda turns: turns.max() - 1),
+    "greatest of two": to_the_greatest(end=lambda turns: turns[:2].max()),
+    "least": to_the_greatest(end=jnp.min),
+    "total": to_the_greatest(mask=lambda t, turns: t < 2 * turns, end=jnp.sum),
+    "greatest, the counter": while_below_the_greatest(lambda t, count, x: x + t),
+    "greatest, a second counter": while_below_the_greatest(lambda t, count, x: x + count),
+    "greatest, recorded without a mask": recorded(lambda record, t, mask, new: record.at[:, t].set(new)),
+    "greatest, recorded at the next turn": recorded(
+        lambda record, t, mask, new: record.at[:, t + 1].set(jnp.where(mask, new, record[:, t]))
+    ),
     "all values change": until_none_is_active(lambda x, n, turns: (jnp.tanh(x), counted(x, n, n < turns)[1])),
     "mask swapped": until_none_is_active(
         lambda x, n, turns: (counted(x, n, n >= turns)[0], counted(x, n, n < turns)[1])

@@ -336,11 +336,16 @@ def test_state_of_the_same_position_but_another_time() -> None:
     fails(host, LabelFault.EPOCH, [3, 0, 0], turns, expected=(5, 1, 0, 5), actual=(5, 1, 0, 1))
 
 
-@pytest.mark.parametrize("read", [
-    lambda s: jnp.roll(s, 1),
-    *(pytest.param(read, marks=pytest.mark.long) for read in (lambda s: s[::-1], lambda s: (s + 1) % SLOTS,
-        lambda s: jnp.sort(s))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda s: jnp.roll(s, 1),
+        *(
+            pytest.param(read, marks=pytest.mark.long)
+            for read in (lambda s: s[::-1], lambda s: (s + 1) % SLOTS, lambda s: jnp.sort(s))
+        ),
+    ],
+)
 def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))

@@ -117,42 +117,70 @@ def sort(shared: dict[Index, int], *changes: tuple[str, str], **options: Any) ->
 RIGHT = {
     "elements beside a sum of them": reduction(),
     "in the bytes of the other operand": reduction(shared={(1,): 1}),
-    "sum of columns": reduction(("f32[64]{0} reduce(product, zero), dimensions={1}",
-        "f32[128]{0} reduce(product, zero), dimensions={0}"), results="(f32[128]{0}, f32[64,128]{1,0})"),
-    "sum that is returned in another shape": reduction(("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
-        ("tuple(sum", "tuple(shaped"), results="(f32[8,8]{1,0}, f32[64,128]{1,0})"),
+    "sum of columns": reduction(
+        ("f32[64]{0} reduce(product, zero), dimensions={1}", "f32[128]{0} reduce(product, zero), dimensions={0}"),
+        results="(f32[128]{0}, f32[64,128]{1,0})",
+    ),
+    "sum that is returned in another shape": reduction(
+        ("  rest =", "  shaped = f32[8,8]{1,0} bitcast(sum)\n  rest ="),
+        ("tuple(sum", "tuple(shaped"),
+        results="(f32[8,8]{1,0}, f32[64,128]{1,0})",
+    ),
     "sorted where it was": sort({(0,): 0}),
     "both sorted where they were": sort({(0,): 0, (1,): 1}),
-}  # fmt: skip
+}
 WRONG = {
     "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
     "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),
     "sum of another row": (reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")), (0, (1,), "reverse")),
-    "sum of a part": (reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
-        (0, (1,), "reduce")),
-    "what needs the sum first": (reduction((REST,
-        f"spread = f32[64,128]{{1,0}} broadcast(sum), dimensions={{0}}\n  {REST.replace('q', 'spread')}")),
-        (0, (1,), "broadcast")),
-    "sum with something behind it": (reduction(("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="),
-        ("tuple(sum", "tuple(root")), (0, (1,), "reduce")),
-    "sum that another result is made of": (reduction(("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="),
-        ("tuple(sum, rest", "tuple(sum, rest, root"), results="(f32[64]{0}, f32[64,128]{1,0}, f32[64]{0})"),
-        (0, (1,), "reduce")),
-    "rows turned round beside the sum": (reduction(("  ROOT results", f"  {BACK}\n  ROOT results"),
-        ("tuple(sum, rest", "tuple(sum, rest, back"), results=BOTH), (0, (1,), "reverse")),
+    "sum of a part": (
+        reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
+        (0, (1,), "reduce"),
+    ),
+    "what needs the sum first": (
+        reduction(
+            (REST, f"spread = f32[64,128]{{1,0}} broadcast(sum), dimensions={{0}}\n  {REST.replace('q', 'spread')}")
+        ),
+        (0, (1,), "broadcast"),
+    ),
+    "sum with something behind it": (
+        reduction(("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="), ("tuple(sum", "tuple(root")),
+        (0, (1,), "reduce"),
+    ),
+    "sum that another result is made of": (
+        reduction(
+            ("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="),
+            ("tuple(sum, rest", "tuple(sum, rest, root"),
+            results="(f32[64]{0}, f32[64,128]{1,0}, f32[64]{0})",
+        ),
+        (0, (1,), "reduce"),
+    ),
+    "rows turned round beside the sum": (
+        reduction(
+            ("  ROOT results", f"  {BACK}\n  ROOT results"), ("tuple(sum, rest", "tuple(sum, rest, back"), results=BOTH
+        ),
+        (0, (1,), "reverse"),
+    ),
     "the sum itself": (reduction(shared={(0,): 0}), (0, (0,), "reduce")),
-    "sum of rows of one element": (reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
-        (0, (0,), "reduce")),
+    "sum of rows of one element": (
+        reduction(shared={(0,): 0})._replace(text=REDUCTION.replace("64,128", "64,1")),
+        (0, (0,), "reduce"),
+    ),
     "sort on a CPU": (sort({(0,): 0}, platform="cpu"), (0, (0,), "sort")),
     "sort in a loop": (sort({(0,): 0}, ("kCustom", "kLoop")), (0, (0,), "sort")),
     "sort by Triton": (sort({(0,): 0}, ("kind=kCustom", TRITON)), (0, (0,), "sort")),
     # The first operand is copied there before the second is read.
     "first result in the bytes of the second operand": (sort({(0,): 1}), (1, (0,), "sort")),
     "places in the bytes of an operand": (sort({(2,): 0}), (0, (2,), "sort")),
-    "turned round before it is sorted": (sort({(0,): 0},
-        ("  places =", "  back = f32[4,16]{1,0} reverse(p), dimensions={1}\n  places ="),
-        ("sort(p, q, places)", "sort(back, q, places)")), (0, (0,), "sort")),
-}  # fmt: skip
+    "turned round before it is sorted": (
+        sort(
+            {(0,): 0},
+            ("  places =", "  back = f32[4,16]{1,0} reverse(p), dimensions={1}\n  places ="),
+            ("sort(p, q, places)", "sort(back, q, places)"),
+        ),
+        (0, (0,), "sort"),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", RIGHT)

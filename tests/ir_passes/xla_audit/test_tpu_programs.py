@@ -208,27 +208,55 @@ WRONG = {
     "its source is written before it is done": (COPY, {at("other"): at("new")}, FindingKind.OVERLAP),
     "its result is written while it is copied": (COPY, {at("other"): at("start", 0)}, FindingKind.OVERLAP),
     "a slice's source is written before it is done": (ASYNC, {at("other"): at("new")}, FindingKind.OVERLAP),
-    "a branch reads what it has written over": (BRANCHES.replace("negate(twice)", "add(twice, a)"), KEPT,
-        FindingKind.OVERLAP),
-    "what follows the branches reads it": (BRANCHES.replace("negate(out)", "add(out, kept)"), KEPT,
-        FindingKind.OVERLAP),
-    "a copy that is turned where it is": (SAME.replace("again = f32[64,128]{1,0",
-        "again = f32[64,128]{0,1").replace(f"ROOT all = ({HBM}, {HBM}",
-        f"ROOT all = ({HBM}, {HBM.replace('1,0', '0,1')}"), {at("again"): at("new")}, FindingKind.READ_AFTER_WRITE),
-    "a copy into other tiles where it is": (SAME.replace("again = f32[64,128]{1,0:T(8",
-        "again = f32[64,128]{1,0:T(4").replace(f"ROOT all = ({HBM}, {HBM}",
-        f"ROOT all = ({HBM}, {HBM.replace('T(8', 'T(4')}"), {at("again"): at("new")}, FindingKind.READ_AFTER_WRITE),
-    "a sum beside elements that may not share bytes": (SUM.replace('["0","3"]', '["1","3"]'), {at("all", 1): at("new")},
-        FindingKind.READ_AFTER_WRITE),
-    "a sum beside elements of which nothing is said": (SUM.replace("aliasing_operands", "others"),
-        {at("all", 1): at("new")}, FindingKind.READ_AFTER_WRITE),
-    "a sum of rows turned round beside elements": (SUM.replace("product = ",
-        f"back = {HBM} reverse(p), dimensions={{0}}\n  product = ").replace("multiply(p, q)", "multiply(back, q)"),
-        {at("all", 1): at("new")}, FindingKind.READ_AFTER_WRITE),
-    "a fusion into other tiles where it is": (FUSED.replace(f"picked = {HBM}",
-        f"picked = {HBM.replace('T(8', 'T(4')}").replace(f"all = {HBM}", f"all = {HBM.replace('T(8', 'T(4')}"),
-        {at("all"): at("new")}, FindingKind.READ_AFTER_WRITE),
-}  # fmt: skip
+    "a branch reads what it has written over": (
+        BRANCHES.replace("negate(twice)", "add(twice, a)"),
+        KEPT,
+        FindingKind.OVERLAP,
+    ),
+    "what follows the branches reads it": (
+        BRANCHES.replace("negate(out)", "add(out, kept)"),
+        KEPT,
+        FindingKind.OVERLAP,
+    ),
+    "a copy that is turned where it is": (
+        SAME.replace("again = f32[64,128]{1,0", "again = f32[64,128]{0,1").replace(
+            f"ROOT all = ({HBM}, {HBM}", f"ROOT all = ({HBM}, {HBM.replace('1,0', '0,1')}"
+        ),
+        {at("again"): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a copy into other tiles where it is": (
+        SAME.replace("again = f32[64,128]{1,0:T(8", "again = f32[64,128]{1,0:T(4").replace(
+            f"ROOT all = ({HBM}, {HBM}", f"ROOT all = ({HBM}, {HBM.replace('T(8', 'T(4')}"
+        ),
+        {at("again"): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a sum beside elements that may not share bytes": (
+        SUM.replace('["0","3"]', '["1","3"]'),
+        {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a sum beside elements of which nothing is said": (
+        SUM.replace("aliasing_operands", "others"),
+        {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a sum of rows turned round beside elements": (
+        SUM.replace("product = ", f"back = {HBM} reverse(p), dimensions={{0}}\n  product = ").replace(
+            "multiply(p, q)", "multiply(back, q)"
+        ),
+        {at("all", 1): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+    "a fusion into other tiles where it is": (
+        FUSED.replace(f"picked = {HBM}", f"picked = {HBM.replace('T(8', 'T(4')}").replace(
+            f"all = {HBM}", f"all = {HBM.replace('T(8', 'T(4')}"
+        ),
+        {at("all"): at("new")},
+        FindingKind.READ_AFTER_WRITE,
+    ),
+}
 
 
 @pytest.mark.parametrize(("text", "equal"), RIGHT.values(), ids=RIGHT)

@@ -112,9 +112,16 @@ def test_cut_off_anywhere_is_refused_or_ends_between_fields(value: dict[str, Any
 
 def test_absent_fields_are_zero() -> None:
     assert decode(b"", OUTER) == {
-        "number": 0, "flag": False, "text": "", "data": b"", "numbers": (), "inner": None, "inners": (), "children": (),
+        "number": 0,
+        "flag": False,
+        "text": "",
+        "data": b"",
+        "numbers": (),
+        "inner": None,
+        "inners": (),
+        "children": (),
         "rest": b"",
-    }  # fmt: skip
+    }
 
 
 def test_unknown_fields_are_kept_verbatim_and_skipped_ones_are_not() -> None:

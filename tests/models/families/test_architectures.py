@@ -29,23 +29,32 @@ OTHERS: list[tuple[str, dict[str, Any], str]] = [
     ("lfm2", {"architectures": ["Lfm2DiffusionForCausalLM"]}, "Lfm2DiffusionForCausalLM"),
     ("lfm2", {"architectures": ["Lfm2ForTokenClassification"]}, "Lfm2ForTokenClassification"),
     ("lfm2", {"auto_map": {"AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel"}}, "Lfm2Bidirectional"),
-    ("lfm2", {"architectures": ["Lfm2Model"], "auto_map": {"AutoModel": "a/b--modeling.Lfm2EncoderModel"}},
-        "Lfm2EncoderModel"),
+    (
+        "lfm2",
+        {"architectures": ["Lfm2Model"], "auto_map": {"AutoModel": "a/b--modeling.Lfm2EncoderModel"}},
+        "Lfm2EncoderModel",
+    ),
     ("lfm2", {"architectures": ["Lfm2ForCausalLM", "Lfm2BidirectionalModel"]}, "Lfm2BidirectionalModel"),
     ("lfm2", {"architectures": "Lfm2BidirectionalModel"}, "Lfm2BidirectionalModel"),
     ("lfm2", {"architectures": [["Lfm2ForCausalLM"]]}, "Lfm2ForCausalLM"),
     ("lfm2", {"auto_map": "modeling.Lfm2ForCausalLM"}, "auto_map"),
     ("bailing_hybrid", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "BailingMoeV2_5ForCausalLM"),
-    ("bailing_hybrid", {"auto_map": {"AutoModelForCausalLM": "modeling_bailing_moe_v2_5.BailingMoeV2_5ForCausalLM"}},
-        "BailingMoeV2_5ForCausalLM"),
+    (
+        "bailing_hybrid",
+        {"auto_map": {"AutoModelForCausalLM": "modeling_bailing_moe_v2_5.BailingMoeV2_5ForCausalLM"}},
+        "BailingMoeV2_5ForCausalLM",
+    ),
     ("qwen3_5", {"text_config": {"architectures": ["Qwen3_5BidirectionalModel"]}}, "text_config.architectures"),
     ("qwen3_5_text", {"architectures": ["GLiNextQwen3_5TextModel"]}, "GLiNextQwen3_5TextModel"),
     ("nemotron_h", {"architectures": ["NemotronHPuzzleForCausalLM"]}, "NemotronHPuzzleForCausalLM"),
     ("qwen3_next", {"architectures": ["Qwen3NextForQuestionAnswering"]}, "Qwen3NextForQuestionAnswering"),
     (JEV, {"architectures": ["KevForDecision"], "text_config": {"model_type": "lfm2"}}, "KevForDecision"),
-    (JEV, {"text_config": {"model_type": "lfm2", "architectures": ["Lfm2BidirectionalModel"]}},
-        "Lfm2BidirectionalModel"),
-]  # fmt: skip
+    (
+        JEV,
+        {"text_config": {"model_type": "lfm2", "architectures": ["Lfm2BidirectionalModel"]}},
+        "Lfm2BidirectionalModel",
+    ),
+]
 
 
 def refused(fields: dict[str, Any]) -> str:

@@ -36,26 +36,39 @@ def test_published_sparse_model() -> None:
     assert (moe.router.experts, moe.router.per_token, moe.router.epsilon) == (32, 4, 1e-6)
 
 
-@pytest.mark.parametrize(("change", "width"), [
-    ({}, 8192), ({"block_ff_dim": 12289}, 8192), ({"block_ff_dim": 12300}, 8448), ({"block_multiple_of": 1000}, 9000),
-    ({"block_ffn_dim_multiplier": 1.3}, 10752), ({"block_auto_adjust_ff_dim": False}, 12288),
-    ({"block_ff_dim": None, "intermediate_size": 300}, 256),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "width"),
+    [
+        ({}, 8192),
+        ({"block_ff_dim": 12289}, 8192),
+        ({"block_ff_dim": 12300}, 8448),
+        ({"block_multiple_of": 1000}, 9000),
+        ({"block_ffn_dim_multiplier": 1.3}, 10752),
+        ({"block_auto_adjust_ff_dim": False}, 12288),
+        ({"block_ff_dim": None, "intermediate_size": 300}, 256),
+    ],
+)
 def test_width_of_the_feed_forward_layers(change: dict[str, Any], width: int) -> None:
     assert read(LFM2 | change).layers[0][1] == MlpConfig(width)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"conv_bias": True}, "conv_bias: expected one of False"),
-    ({"conv_L_cache": 1}, "conv_L_cache: expected a whole number of at least 2, found 1"),
-    ({"block_use_swiglu": False}, "block_use_swiglu: expected one of True"),
-    ({"use_pos_enc": False}, "use_pos_enc: expected one of True"),
-    ({"full_attn_idxs": [16]}, "full_attn_idxs: expected indices of the 16 layers, found [16]"),
-    ({"layer_types": ["conv"] * 15}, "layer_types: expected a list of 16 items"),
-    ({"layer_types": ["mamba"] * 16}, "layer_types: expected a list of 16 items, each one of 'conv', 'full_attention'"),
-    ({"num_attention_heads": 30, "num_key_value_heads": 10}, "num_attention_heads: expected a divisor of hidden"),
-    ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type: expected one of 'default'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"conv_bias": True}, "conv_bias: expected one of False"),
+        ({"conv_L_cache": 1}, "conv_L_cache: expected a whole number of at least 2, found 1"),
+        ({"block_use_swiglu": False}, "block_use_swiglu: expected one of True"),
+        ({"use_pos_enc": False}, "use_pos_enc: expected one of True"),
+        ({"full_attn_idxs": [16]}, "full_attn_idxs: expected indices of the 16 layers, found [16]"),
+        ({"layer_types": ["conv"] * 15}, "layer_types: expected a list of 16 items"),
+        (
+            {"layer_types": ["mamba"] * 16},
+            "layer_types: expected a list of 16 items, each one of 'conv', 'full_attention'",
+        ),
+        ({"num_attention_heads": 30, "num_key_value_heads": 10}, "num_attention_heads: expected a divisor of hidden"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type: expected one of 'default'"),
+    ],
+)
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(LFM2 | change)

@@ -39,47 +39,125 @@ def attention(count: int, heads: int, size: int) -> list[str]:
 KV = ("key", "value")
 # Layers, channels of the convolution, heads and their sizes, bytes: worked out by hand.
 EXPECTED: dict[str, tuple[list[str], int, int]] = {
-    "Qwen3.5-35B-A3B": (["30 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
-        "30 x GatedDeltaNet recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-        *attention(10, 2, 256)], 64_389_120, 20_480),
-    "Qwen3.5-0.8B": (["18 x GatedDeltaNet conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
-        "18 x GatedDeltaNet recurrent: value_head*value*key*4 B = 16*128*128*4 B = 1,048,576 B", *attention(6, 2, 256)],
-        19_537_920, 12_288),
-    "Qwen3-Next-80B": (["36 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
-        "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-        *attention(12, 2, 256)], 77_266_944, 24_576),
-    "Qwen3.5-27B": (["48 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
-        "48 x GatedDeltaNet recurrent: value_head*value*key*4 B = 48*128*128*4 B = 3,145,728 B",
-        *attention(16, 4, 256)], 153_944_064, 65_536),
-    "Qwen3.5-122B-A10B": (["36 x GatedDeltaNet conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-        "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
-        *attention(12, 2, 256)], 153_649_152, 24_576),
-    "Nemotron-3-Nano": (["23 x Mamba2 conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
-        "23 x Mamba2 recurrent: value_head*value*key*4 B = 64*64*128*4 B = 2,097,152 B", *attention(6, 2, 128)],
-        49_082_368, 6_144),
-    "Nemotron-3-Super": (["40 x Mamba2 conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
-        "40 x Mamba2 recurrent: value_head*value*key*4 B = 128*64*128*4 B = 4,194,304 B", *attention(8, 2, 128)],
-        170_229_760, 8_192),
-    "Kimi-Linear-48B": (["20 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-        "20 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-        "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token"], 43_417_600, 8_064),
-    "Ling-3.0-Flash": (["35 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-        "35 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-        "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token"], 75_980_800, 8_064),
-    "OLMo-Hybrid-7B": (["24 x GatedDeltaNet conv: tap*channel*2 B = 3*11520*2 B = 69,120 B",
-        "24 x GatedDeltaNet recurrent: value_head*value*key*4 B = 30*192*96*4 B = 2,211,840 B", *attention(8, 30, 128)],
-        54_743_040, 122_880),
-    "LFM2-1.2B": (["10 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)], 81_920,
-        12_288),
-    "LFM2-8B": (["18 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)], 147_456,
-        12_288),
-    "Granite-4.0-H-Small": (["36 x Mamba2 conv: tap*channel*2 B = 3*8448*2 B = 50,688 B",
-        "36 x Mamba2 recurrent: value_head*value*key*4 B = 128*64*128*4 B = 4,194,304 B", *attention(4, 8, 128)],
-        152_819_712, 16_384),
-    "Falcon-H1-34B": (["72 x Parallel 0.conv: tap*channel*2 B = 3*5120*2 B = 30,720 B",
-        "72 x Parallel 0.recurrent: value_head*value*key*4 B = 32*128*256*4 B = 4,194,304 B",
-        *(line.replace("Attention ", "Parallel 1.") for line in attention(72, 4, 128))], 304_201_728, 147_456),
-}  # fmt: skip
+    "Qwen3.5-35B-A3B": (
+        [
+            "30 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
+            "30 x GatedDeltaNet recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
+            *attention(10, 2, 256),
+        ],
+        64_389_120,
+        20_480,
+    ),
+    "Qwen3.5-0.8B": (
+        [
+            "18 x GatedDeltaNet conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
+            "18 x GatedDeltaNet recurrent: value_head*value*key*4 B = 16*128*128*4 B = 1,048,576 B",
+            *attention(6, 2, 256),
+        ],
+        19_537_920,
+        12_288,
+    ),
+    "Qwen3-Next-80B": (
+        [
+            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
+            "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
+            *attention(12, 2, 256),
+        ],
+        77_266_944,
+        24_576,
+    ),
+    "Qwen3.5-27B": (
+        [
+            "48 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
+            "48 x GatedDeltaNet recurrent: value_head*value*key*4 B = 48*128*128*4 B = 3,145,728 B",
+            *attention(16, 4, 256),
+        ],
+        153_944_064,
+        65_536,
+    ),
+    "Qwen3.5-122B-A10B": (
+        [
+            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
+            *attention(12, 2, 256),
+        ],
+        153_649_152,
+        24_576,
+    ),
+    "Nemotron-3-Nano": (
+        [
+            "23 x Mamba2 conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
+            "23 x Mamba2 recurrent: value_head*value*key*4 B = 64*64*128*4 B = 2,097,152 B",
+            *attention(6, 2, 128),
+        ],
+        49_082_368,
+        6_144,
+    ),
+    "Nemotron-3-Super": (
+        [
+            "40 x Mamba2 conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
+            "40 x Mamba2 recurrent: value_head*value*key*4 B = 128*64*128*4 B = 4,194,304 B",
+            *attention(8, 2, 128),
+        ],
+        170_229_760,
+        8_192,
+    ),
+    "Kimi-Linear-48B": (
+        [
+            "20 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "20 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
+            "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
+        ],
+        43_417_600,
+        8_064,
+    ),
+    "Ling-3.0-Flash": (
+        [
+            "35 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
+            "35 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
+            "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
+        ],
+        75_980_800,
+        8_064,
+    ),
+    "OLMo-Hybrid-7B": (
+        [
+            "24 x GatedDeltaNet conv: tap*channel*2 B = 3*11520*2 B = 69,120 B",
+            "24 x GatedDeltaNet recurrent: value_head*value*key*4 B = 30*192*96*4 B = 2,211,840 B",
+            *attention(8, 30, 128),
+        ],
+        54_743_040,
+        122_880,
+    ),
+    "LFM2-1.2B": (
+        ["10 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
+        81_920,
+        12_288,
+    ),
+    "LFM2-8B": (
+        ["18 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
+        147_456,
+        12_288,
+    ),
+    "Granite-4.0-H-Small": (
+        [
+            "36 x Mamba2 conv: tap*channel*2 B = 3*8448*2 B = 50,688 B",
+            "36 x Mamba2 recurrent: value_head*value*key*4 B = 128*64*128*4 B = 4,194,304 B",
+            *attention(4, 8, 128),
+        ],
+        152_819_712,
+        16_384,
+    ),
+    "Falcon-H1-34B": (
+        [
+            "72 x Parallel 0.conv: tap*channel*2 B = 3*5120*2 B = 30,720 B",
+            "72 x Parallel 0.recurrent: value_head*value*key*4 B = 32*128*256*4 B = 4,194,304 B",
+            *(line.replace("Attention ", "Parallel 1.") for line in attention(72, 4, 128)),
+        ],
+        304_201_728,
+        147_456,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

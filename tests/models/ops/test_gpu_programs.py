@@ -1,4 +1,4 @@
-"""Bytes that XLA's H100 programs move and keep in operations with GPU forms."""
+"""Bytes that XLA's programs for an H100 move and keep, of the operations that have a form for GPUs; none is needed."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -27,6 +27,7 @@ from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
+from models.state.state import KV_BLOCK, turn_blocks
 
 pytestmark = pytest.mark.target_cuda
 STATES: dict[str, tuple[int, ...]] = {"short convolution": (2,)} | dict.fromkeys(
@@ -88,14 +89,14 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
     mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)
     scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
-    single = 4 * lanes * heads * size * size
-    assert scratch < single / 4
-    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * single
+    once = 4 * lanes * heads * size * size
+    assert scratch < once / 4
+    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * once
 
 
-@pytest.mark.parametrize(("groups", "size", "largest"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
-def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, largest: float) -> None:
-    """Read once each, besides scores, weights and sums of eight (wide values: four) parts."""
+@pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
+def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, most: float) -> None:
+    """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
     _, result = compiled(
@@ -106,8 +107,24 @@ def test_keys_and_values_are_read_where_they_lie(groups: int, size: int, largest
         array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
     )  # fmt: skip
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
-    assert result.moved_in_a_turn < largest * a_turn
+    assert result.moved_in_a_turn < most * a_turn
     assert result.moved < a_turn, "no cache is turned in front of the loop"
+
+
+@pytest.mark.parametrize(("lanes", "most"), [(1, 1.6), (8, 1.3), (32, 1.35)])
+def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, most: float) -> None:
+    """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
+    kv_heads, groups, size, context = 2, 8, 256, 1 << 17
+    rows = array(lanes, kv_heads, context, size, dtype=BF16)
+    _, result = compiled(
+        lambda query, key, value, index, valid, blocks: attend(
+            query, KVCache(key, value), index, valid, blocks, devices=GPU
+        ),
+        array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
+        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
+    )  # fmt: skip
+    turn = turn_blocks(context // KV_BLOCK, "gpu", lanes * kv_heads) * KV_BLOCK
+    assert result.moved_in_a_turn < most * 2 * 2 * lanes * kv_heads * turn * size
 
 
 @cache
@@ -120,7 +137,7 @@ def cases() -> dict[str, Any]:
     "name", [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)] + ["experts, 32 rows", "product, 16 rows"]
 )
 def test_kernels_move_each_array_once(name: str, target: str) -> None:
-    """Operands, results and prepared arrays; nothing is transposed, copied or expanded."""
+    """Operands, results and what is prepared for the kernel; no array is turned, copied or expanded."""
     operation, arrays = cases()[name]
     types = jax.tree.map(lambda leaf: array(*leaf.shape, dtype=leaf.dtype), arrays)
     donated = STATES.get(name.partition(",")[0], (5,))
@@ -133,7 +150,7 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
-    """The largest requests: latent keys, 64 query rows of 256, float32 experts."""
+    """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
     latent = lambda query, key, index, valid: attend(query, KVCache(key, None), index, valid, 4, 512, devices=GPU)
     wide = lambda query, key, value, index, valid: attend(query, KVCache(key, value), index, valid, 4, devices=GPU)
@@ -160,7 +177,7 @@ def test_attention_and_experts_compile_for_cards_with_little_shared_memory(targe
 
 
 def test_small_operations_are_few() -> None:
-    """A one-output product is a sum; rows are sorted, multiplied and put back."""
+    """A product with one output is a sum; rows are sorted by expert, multiplied and put back in their places."""
     item = partial(linear, devices=Devices(platform="gpu"))
     assert compiled(item, array(64, 2048), array(1, 2048, dtype=BF16))[1].count == 1
     rows, experts = 512, 256
@@ -170,7 +187,7 @@ def test_small_operations_are_few() -> None:
 
 
 def test_a_convolution_of_one_token_reads_its_window_once() -> None:
-    """Rows are written and read once more, and the state once for idle lanes."""
+    """Its rows are written and read once more between, and the state once more for idle lanes."""
     lanes, channels = 64, 3072
 
     def run(x, weight, state, lengths, fresh):
@@ -202,15 +219,15 @@ def packed(shape: tuple[int, ...], groups: int, scheme: str) -> QuantisedWeight:
 @pytest.mark.parametrize("rows", [1, 64, 2048])
 @pytest.mark.parametrize("scheme", PACKED)
 def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) -> None:
-    """No unpacked weight is written: codes, scales, rows and results move."""
+    """No array of the weight's numbers is written: what moves are codes, scales, rows and results."""
     outputs, inputs = 2304, 768
     groups = {"int8": 1, "fp8-block": 6, "int4": 6, "nvfp4": 48, "Q4_K": 24}[scheme]
     weight = packed((outputs, inputs), groups, scheme)
     x = array(rows, inputs)
     scratch, result = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu", kernels="auto")), x, weight)
-    neighbour = 4 * max(rows, 16) * (inputs + outputs)
-    assert result.moved < 1.25 * (weight.nbytes + neighbour)
-    assert scratch < neighbour and (scratch < outputs * inputs or rows == 2048)
+    beside = 4 * max(rows, 16) * (inputs + outputs)
+    assert result.moved < 1.25 * (weight.nbytes + beside)
+    assert scratch < beside and (scratch < outputs * inputs or rows == 2048)
     if rows < 2048:
         _, without = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu")), x, weight)
         assert without.moved > 2 * result.moved, "what XLA does without a kernel"
@@ -226,10 +243,10 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     scratch, result = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
-    neighbour, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
+    beside, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
     read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
-    assert result.moved < 1.1 * read + 3 * neighbour
-    assert scratch < 2 * neighbour
+    assert result.moved < 1.1 * read + 3 * beside
+    assert scratch < 2 * beside
 
 
 @pytest.mark.parametrize("rows", [8, 64, 2048])
@@ -244,7 +261,7 @@ def test_experts_count_the_matrices_that_rows_read(rows: int) -> None:
 
 
 def test_filters_read_the_logits_a_few_times() -> None:
-    """The cutoff passes run inside a kernel, and no mask is written."""
+    """The passes that find the cutoffs are inside of a kernel, and no mask is written."""
     operation, arrays = cases()["filters, 4 rows"]
     types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     _, result = compiled(partial(operation, kernels="auto"), *types)
@@ -253,7 +270,7 @@ def test_filters_read_the_logits_a_few_times() -> None:
 
 @pytest.mark.parametrize("vocab", [32768, 248320])
 def test_filters_without_a_kernel_read_the_logits_once_in_each_pass(vocab: int) -> None:
-    """8 passes for top_k, 11 for top_p, two samples; no pass writes weights."""
+    """8 passes for top_k, 11 for top_p, the most likely token and the sampled one; no pass writes what it weighs."""
     operation, arrays = cases()["filters, 4 rows"]
     types = [array(64, *leaf.shape[1:], dtype=leaf.dtype) for leaf in arrays]
     types[0] = array(64, vocab)

@@ -18,8 +18,13 @@ pytestmark = pytest.mark.oracle
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 MARKERS = ["<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "[INST]"]
 SAMPLES = [
-    "hi <tool_call>x</tool_call>", "a <img> b<pad>", "<|bos|>x <new> <new2>", "naïve 漢 🙂", "", " a<unk><extra_0>",
-]  # fmt: skip
+    "hi <tool_call>x</tool_call>",
+    "a <img> b<pad>",
+    "<|bos|>x <new> <new2>",
+    "naïve 漢 🙂",
+    "",
+    " a<unk><extra_0>",
+]
 ROLE = {"content": "<new>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
 
 
@@ -57,36 +62,60 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "extra list": {"tokenizer_config.json": {"extra_special_tokens": ["<tool_call>", "</tool_call>"]}},
     "extra dict": {"tokenizer_config.json": {"extra_special_tokens": {"image_token": "<img>", "pad_token_2": "<pad>"}}},
-    "extra objects": {"tokenizer_config.json": {"extra_special_tokens": [{"__type": "AddedToken", **ROLE},
-        {"__type": "AddedToken", "content": "<new2>"}]}},
-    "additional": {"tokenizer_config.json": {"additional_special_tokens": ["<tool_call>", "<|im_end|>",
-        "</tool_call>"]}},
-    "both": {"tokenizer_config.json": {"additional_special_tokens": ["<tool_call>"],
-        "extra_special_tokens": ["</tool_call>"]}},
-    "empty extra": {"tokenizer_config.json": {"additional_special_tokens": ["<tool_call>"],
-        "extra_special_tokens": []}},
+    "extra objects": {
+        "tokenizer_config.json": {
+            "extra_special_tokens": [{"__type": "AddedToken", **ROLE}, {"__type": "AddedToken", "content": "<new2>"}]
+        }
+    },
+    "additional": {
+        "tokenizer_config.json": {"additional_special_tokens": ["<tool_call>", "<|im_end|>", "</tool_call>"]}
+    },
+    "both": {
+        "tokenizer_config.json": {
+            "additional_special_tokens": ["<tool_call>"],
+            "extra_special_tokens": ["</tool_call>"],
+        }
+    },
+    "empty extra": {
+        "tokenizer_config.json": {"additional_special_tokens": ["<tool_call>"], "extra_special_tokens": []}
+    },
     "own roles": {"tokenizer_config.json": {"image_token": "<img>", "eos_token": "<|im_end|>", "pad_token": "<pad>"}},
     "own role as an object": {"tokenizer_config.json": {"image_token": {"__type": "AddedToken", **ROLE}}},
     "unknown role": {"tokenizer_config.json": {"bos_token": "<new>", "eos_token": "<|im_end|>"}},
     "map": {"special_tokens_map.json": {"bos_token": "<|bos|>", "eos_token": "<|im_end|>", "pad_token": "<pad>"}},
     "map of objects": {"special_tokens_map.json": {"bos_token": ROLE, "eos_token": {"content": "<|im_end|>"}}},
-    "map beside config": {"tokenizer_config.json": {"bos_token": "<|endoftext|>"},
-        "special_tokens_map.json": {"bos_token": "<|bos|>", "additional_special_tokens": ["<tool_call>"]}},
+    "map beside config": {
+        "tokenizer_config.json": {"bos_token": "<|endoftext|>"},
+        "special_tokens_map.json": {"bos_token": "<|bos|>", "additional_special_tokens": ["<tool_call>"]},
+    },
     "map's additional": {"special_tokens_map.json": {"additional_special_tokens": ["<tool_call>", "<new>"]}},
-    "map's extra": {"tokenizer_config.json": {"extra_special_tokens": ["<img>"]},
-        "special_tokens_map.json": {"extra_special_tokens": ["<tool_call>", "<img>"]}},
+    "map's extra": {
+        "tokenizer_config.json": {"extra_special_tokens": ["<img>"]},
+        "special_tokens_map.json": {"extra_special_tokens": ["<tool_call>", "<img>"]},
+    },
     "map's extra dict": {"special_tokens_map.json": {"extra_special_tokens": {"image_token": "<img>"}}},
-    "map not read": {"tokenizer_config.json": {"added_tokens_decoder": {}},
-        "special_tokens_map.json": {"bos_token": "<|bos|>"}},
-    "added_tokens.json": {"special_tokens_map.json": {"bos_token": "<new>"},
-        "added_tokens.json": {"<new>": SIZE, "<tool_call>": SIZE + 1}},
-    "decoder": {"tokenizer_config.json": {"added_tokens_decoder": {str(SIZE): ROLE | {"special": True},
-        str(SIZE + 1): {"content": "<new2>", "special": False},
-        str(256): {"content": "<|bos|>", "special": True, "normalized": False}}, "bos_token": "<new>",
-        "extra_special_tokens": ["<new2>", "<img>"]}},
+    "map not read": {
+        "tokenizer_config.json": {"added_tokens_decoder": {}},
+        "special_tokens_map.json": {"bos_token": "<|bos|>"},
+    },
+    "added_tokens.json": {
+        "special_tokens_map.json": {"bos_token": "<new>"},
+        "added_tokens.json": {"<new>": SIZE, "<tool_call>": SIZE + 1},
+    },
+    "decoder": {
+        "tokenizer_config.json": {
+            "added_tokens_decoder": {
+                str(SIZE): ROLE | {"special": True},
+                str(SIZE + 1): {"content": "<new2>", "special": False},
+                str(256): {"content": "<|bos|>", "special": True, "normalized": False},
+            },
+            "bos_token": "<new>",
+            "extra_special_tokens": ["<new2>", "<img>"],
+        }
+    },
     "split": {"tokenizer_config.json": {"split_special_tokens": True, "eos_token": "<|im_end|>"}},
     "add_bos": {"tokenizer_config.json": {"add_bos_token": True, "bos_token": "<|bos|>"}},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -138,8 +167,17 @@ def outcome(ask: Callable[[], Any]) -> Any:
 
 
 WORDS = [
-    "hi", "  a\n", "naïve 漢字 🙂", "<tool_call>", '{"a": 1}', "</think>", "x" * 40, "\n\n", "<|im_end|>", "<b>&'\"",
-]  # fmt: skip
+    "hi",
+    "  a\n",
+    "naïve 漢字 🙂",
+    "<tool_call>",
+    '{"a": 1}',
+    "</think>",
+    "x" * 40,
+    "\n\n",
+    "<|im_end|>",
+    "<b>&'\"",
+]
 
 
 def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:

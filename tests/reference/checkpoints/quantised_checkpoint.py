@@ -44,13 +44,13 @@ E2M1 = np.array([e2m1(code) for code in range(16)])
 
 
 def nearest(table: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return each number's nearest code."""
+    """Return the code whose value is the nearest to each number."""
     distance = np.abs(np.where(np.isnan(table), np.inf, table) - numbers[..., None])
     return np.argmin(distance, axis=-1).astype(np.uint8)
 
 
 def rounded(numbers: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers in a stored dtype, and the stored values in float64."""
+    """Return numbers in a stored dtype, and what is stored in float64."""
     stored = numbers.astype({"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}[kind])
     return stored, stored.astype(np.float64)
 
@@ -67,16 +67,16 @@ def float8(weight: np.ndarray, block: tuple[int, int], suffix: str, kind: str, f
     """Quantise to E4M3 codes with a scale for each block."""
     grid = (-(-weight.shape[0] // block[0]), -(-weight.shape[1] // block[1]))
     scales, codes, exact = np.zeros(grid), np.zeros(weight.shape, np.uint8), np.zeros(weight.shape)
-    for index, place in tiles(weight.shape, block):
-        scales[index] = max(np.abs(weight[place]).max() / 448, 1e-6)
+    for at, place in tiles(weight.shape, block):
+        scales[at] = max(np.abs(weight[place]).max() / 448, 1e-6)
     if kind in ("U8", "F8_E8M0"):
         powers = np.ceil(np.log2(scales))
         stored, scales = (powers + 127).astype(np.uint8), 2.0**powers
     else:
         stored, scales = rounded(scales, kind)
-    for index, place in tiles(weight.shape, block):
-        codes[place] = nearest(E4M3, weight[place] / scales[index])
-        exact[place] = E4M3[codes[place]] * scales[index]
+    for at, place in tiles(weight.shape, block):
+        codes[place] = nearest(E4M3, weight[place] / scales[at])
+        exact[place] = E4M3[codes[place]] * scales[at]
     shape = {"grid": grid, "scalar": (), "one": (1,), "row": grid[:1], "rows": grid, "4d": (grid[0], 1, grid[1], 1)}
     return Quantised({"": ("F8_E4M3", codes), suffix: (kind, stored.reshape(shape[form]))}, exact)
 
@@ -86,12 +86,12 @@ def nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def nvfp4(weight: np.ndarray, divided: bool) -> Quantised:
-    full = np.float32(np.abs(weight).max() / (6 * 448))
-    stored = np.float32(1) / full if divided else full
+    whole = np.float32(np.abs(weight).max() / (6 * 448))
+    stored = np.float32(1) / whole if divided else whole
     grouped = weight.reshape(weight.shape[0], -1, 16)
-    scale = nearest(E4M3, np.maximum(np.abs(grouped).max(-1) / 6 / float(full), 2.0**-6))
+    scale = nearest(E4M3, np.maximum(np.abs(grouped).max(-1) / 6 / float(whole), 2.0**-6))
     factor = E4M3[scale][..., None]
-    codes = nearest(E2M1, grouped / factor / float(full))
+    codes = nearest(E2M1, grouped / factor / float(whole))
     values = (E2M1[codes] * factor).reshape(weight.shape)
     exact = values / float(stored) if divided else values * float(stored)
     packed = nibbles(codes.reshape(weight.shape))
@@ -115,9 +115,9 @@ def bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     """Return unsigned integers as 32-bit words, one Python integer for each row."""
     words = -(-codes.shape[-1] * bits // 32)
     result = np.zeros((*codes.shape[:-1], words), np.uint32)
-    for index in np.ndindex(codes.shape[:-1]):
-        stream = sum(int(code) << bits * i for i, code in enumerate(codes[index]))
-        result[index] = [stream >> 32 * i & 0xFFFFFFFF for i in range(words)]
+    for at in np.ndindex(codes.shape[:-1]):
+        stream = sum(int(code) << bits * i for i, code in enumerate(codes[at]))
+        result[at] = [stream >> 32 * i & 0xFFFFFFFF for i in range(words)]
     return result.view(np.int32)
 
 
@@ -214,7 +214,7 @@ def torchao_float8(weight: np.ndarray) -> Quantised:
 
 
 class Layout(NamedTuple):
-    """A storage layout: expected scheme, `quantization_config`, and quantisation.
+    """A way to store a matrix: the scheme it must be read as, `quantization_config`, and the quantisation.
 
     `multiple` is what rows and columns must be multiples of.
     """
@@ -232,31 +232,49 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8-block-powers": Layout("fp8-block", FP8, lambda w: float8(w, BLOCK, "_scale_inv", "F8_E8M0", "grid")),
     "fp8-one": Layout("fp8-tensor", FP8_ONE, lambda w: float8(w, (999, 999), "_scale_inv", "F32", "scalar")),
     "modelopt-fp8": Layout("fp8-tensor", modelopt("FP8"), lambda w: float8(w, (999, 999), "_scale", "F32", "scalar")),
-    "modelopt-fp8-rows": Layout("fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
-        lambda w: float8(w, (1, 999), "_scale", "F32", "row")),
-    "modelopt-fp8-blocks": Layout("fp8-block", modelopt("fp8_pb_wo"),
-        lambda w: float8(w, (128, 128), "_scale", "F32", "4d")),
+    "modelopt-fp8-rows": Layout(
+        "fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"), lambda w: float8(w, (1, 999), "_scale", "F32", "row")
+    ),
+    "modelopt-fp8-blocks": Layout(
+        "fp8-block", modelopt("fp8_pb_wo"), lambda w: float8(w, (128, 128), "_scale", "F32", "4d")
+    ),
     "modelopt-mxfp8": Layout("mxfp8", modelopt("MXFP8"), lambda w: float8(w, (1, 32), "_scale", "U8", "grid"), (1, 32)),
-    "ct-fp8-rows": Layout("fp8-channel", config_group(num_bits=8, type="float", strategy="channel"),
-        lambda w: float8(w, (1, 999), "_scale", "BF16", "rows")),
-    "ct-fp8-tensor": Layout("fp8-tensor", config_group(num_bits=8, type="float", strategy="tensor"),
-        lambda w: float8(w, (999, 999), "_scale", "BF16", "one")),
-    "ct-fp8-block": Layout("fp8-block",
+    "ct-fp8-rows": Layout(
+        "fp8-channel",
+        config_group(num_bits=8, type="float", strategy="channel"),
+        lambda w: float8(w, (1, 999), "_scale", "BF16", "rows"),
+    ),
+    "ct-fp8-tensor": Layout(
+        "fp8-tensor",
+        config_group(num_bits=8, type="float", strategy="tensor"),
+        lambda w: float8(w, (999, 999), "_scale", "BF16", "one"),
+    ),
+    "ct-fp8-block": Layout(
+        "fp8-block",
         config_group(num_bits=8, type="float", strategy="block", block_structure=list(BLOCK)),
-        lambda w: float8(w, BLOCK, "_scale", "BF16", "grid")),
+        lambda w: float8(w, BLOCK, "_scale", "BF16", "grid"),
+    ),
     "modelopt-nvfp4": Layout("nvfp4", modelopt("NVFP4"), lambda w: nvfp4(w, divided=False), (1, 16)),
-    "ct-nvfp4": Layout("nvfp4", config_group(num_bits=4, type="float", strategy="tensor_group", group_size=16),
-        lambda w: nvfp4(w, divided=True), (1, 16)),
-    "ct-mxfp4": Layout("mxfp4", config_group(num_bits=4, type="float", strategy="group", group_size=32), mxfp4,
-        (1, 32)),
+    "ct-nvfp4": Layout(
+        "nvfp4",
+        config_group(num_bits=4, type="float", strategy="tensor_group", group_size=16),
+        lambda w: nvfp4(w, divided=True),
+        (1, 16),
+    ),
+    "ct-mxfp4": Layout(
+        "mxfp4", config_group(num_bits=4, type="float", strategy="group", group_size=32), mxfp4, (1, 32)
+    ),
     "ct-int4": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP), (1, GROUP)),
     "ct-int4-zeros": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, True), (1, GROUP)),
-    "ct-int4-order": Layout("int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, shuffled=True),
-        (1, GROUP)),
-    "ct-int3": Layout("int-packed", config_group(**GROUPED | {"num_bits": 3}), lambda w: packed(w, 3, GROUP, True),
-        (1, GROUP)),
-    "ct-int8-packed": Layout("int-packed", config_group(**GROUPED | {"num_bits": 8}), lambda w: packed(w, 8, GROUP),
-        (1, GROUP)),
+    "ct-int4-order": Layout(
+        "int-packed", config_group(**GROUPED), lambda w: packed(w, 4, GROUP, shuffled=True), (1, GROUP)
+    ),
+    "ct-int3": Layout(
+        "int-packed", config_group(**GROUPED | {"num_bits": 3}), lambda w: packed(w, 3, GROUP, True), (1, GROUP)
+    ),
+    "ct-int8-packed": Layout(
+        "int-packed", config_group(**GROUPED | {"num_bits": 8}), lambda w: packed(w, 8, GROUP), (1, GROUP)
+    ),
     "ct-int8": Layout("int8", config_group(num_bits=8, type="int", strategy="channel"), int8),
     "gptq": Layout("gptq", {"quant_method": "gptq", "bits": 4}, lambda w: gptq(w, 1), (16, 8)),
     "gptq-v2": Layout("gptq", {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}, lambda w: gptq(w, 2), (16, 8)),
@@ -322,13 +340,13 @@ def write_quantised(
         if chosen is None or not fits or any(n % m for n, m in zip(array.shape, chosen.multiple, strict=True)):
             quantised[name], exact[name] = plain(array), plain(array)
             continue
-        tensor = chosen.quantise(array.astype(np.float64))
-        quantised |= named(name, tensor.tensors)
-        exact[name] = ("F32", tensor.exact.astype(np.float32))
+        made = chosen.quantise(array.astype(np.float64))
+        quantised |= named(name, made.tensors)
+        exact[name] = ("F32", made.exact.astype(np.float32))
         names.append(name)
-    message = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
-    for folder, tensors, options in (("quantised", quantised, message), ("plain", exact, {})):
+    said = {"quantization_config": layout.config if isinstance(layout, Layout) else config}
+    for folder, tensors, more in (("quantised", quantised, said), ("plain", exact, {})):
         (target / folder).mkdir(parents=True)
         write_tensors(target / folder / "model.safetensors", tensors)
-        (target / folder / "config.json").write_text(json.dumps(fields | options))
+        (target / folder / "config.json").write_text(json.dumps(fields | more))
     return target, names

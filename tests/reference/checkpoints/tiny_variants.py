@@ -59,11 +59,23 @@ def _rope(factor: float, theta: float = 10000.0, sections: tuple[int, int, int] 
 
 
 BASE: dict[str, Any] = {
-    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 512, "num_hidden_layers": 4, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 512,
+    "num_hidden_layers": 4,
+    "tie_word_embeddings": False,
+}
 MOE = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
@@ -77,58 +89,167 @@ SPARSE = BASE | MOE | {"rope_parameters": _rope(0.25, sections=(1, 1, 0))}
 
 QWEN = (
     Variant("next_base", "qwen3_next", NEXT | TWO_LAYERS),
-    Variant("next_old_fields", "qwen3_next",
-        NEXT | {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
-        "linear_conv_kernel_dim": 3, "norm_topk_prob": False, "num_hidden_layers": 2,
-        "rope_parameters": _rope(0.5, theta=5000.0)}, legacy_rope=True, interval=2, mtp=True),
-    Variant("next_dense_layers", "qwen3_next",
-        NEXT | {"linear_num_value_heads": 8, "linear_key_head_dim": 8, "head_dim": 32, "decoder_sparse_step": 2,
-        "mlp_only_layers": [3], "tie_word_embeddings": True,
-        "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"]},
-        fused_experts=True, shards=3),
+    Variant(
+        "next_old_fields",
+        "qwen3_next",
+        NEXT
+        | {
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "norm_topk_prob": False,
+            "num_hidden_layers": 2,
+            "rope_parameters": _rope(0.5, theta=5000.0),
+        },
+        legacy_rope=True,
+        interval=2,
+        mtp=True,
+    ),
+    Variant(
+        "next_dense_layers",
+        "qwen3_next",
+        NEXT
+        | {
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 8,
+            "head_dim": 32,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "tie_word_embeddings": True,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
+        },
+        fused_experts=True,
+        shards=3,
+    ),
     Variant("dense_base", "qwen3_5", DENSE, shards=2),
-    Variant("dense_multimodal", "qwen3_5",
-        DENSE | {"linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_key_head_dim": 12,
-        "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3, "head_dim": 32, "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "tie_word_embeddings": True,
-        "rope_parameters": _rope(0.25, sections=(2, 1, 1))}, multimodal=True, mtp=True),
-    Variant("dense_interval", "qwen3_5",
-        DENSE | {"linear_num_value_heads": 8, "linear_value_head_dim": 8, "num_key_value_heads": 1,
-        "num_hidden_layers": 4, "rope_parameters": _rope(0.5, theta=1000000.0, sections=(2, 1, 1))}, interval=3,
-        shards=2, stored="bfloat16"),
+    Variant(
+        "dense_multimodal",
+        "qwen3_5",
+        DENSE
+        | {
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 12,
+            "linear_value_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "tie_word_embeddings": True,
+            "rope_parameters": _rope(0.25, sections=(2, 1, 1)),
+        },
+        multimodal=True,
+        mtp=True,
+    ),
+    Variant(
+        "dense_interval",
+        "qwen3_5",
+        DENSE
+        | {
+            "linear_num_value_heads": 8,
+            "linear_value_head_dim": 8,
+            "num_key_value_heads": 1,
+            "num_hidden_layers": 4,
+            "rope_parameters": _rope(0.5, theta=1000000.0, sections=(2, 1, 1)),
+        },
+        interval=3,
+        shards=2,
+        stored="bfloat16",
+    ),
     Variant("sparse_base", "qwen3_5_moe", SPARSE | TWO_LAYERS),
-    Variant("sparse_multimodal", "qwen3_5_moe",
-        SPARSE | {"linear_key_head_dim": 8, "linear_num_value_heads": 8, "head_dim": 32, "num_hidden_layers": 3,
-        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-        "rope_parameters": _rope(0.5, sections=(4, 2, 2))}, multimodal=True, fused_experts=True, shards=2, mtp=True,
-        stored="bfloat16"),
-)  # fmt: skip
+    Variant(
+        "sparse_multimodal",
+        "qwen3_5_moe",
+        SPARSE
+        | {
+            "linear_key_head_dim": 8,
+            "linear_num_value_heads": 8,
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "rope_parameters": _rope(0.5, sections=(4, 2, 2)),
+        },
+        multimodal=True,
+        fused_experts=True,
+        shards=2,
+        mtp=True,
+        stored="bfloat16",
+    ),
+)
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
-    "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 LFM_LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 LFM = (
     Variant("lfm2_base", "lfm2", SMALL | LFM_LAYERS | {"block_auto_adjust_ff_dim": False}),
-    Variant("lfm2_published", "lfm2",
-        SMALL | {"num_hidden_layers": 4, "layer_types": ["full_attention", "conv", "conv", "full_attention"],
-        "num_key_value_heads": 1, "conv_L_cache": 4, "block_auto_adjust_ff_dim": True, "block_multiple_of": 24,
-        "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-        rewritten={"layer_types": None, "full_attn_idxs": [0, 3], "intermediate_size": None, "block_ff_dim": 96,
-        "tie_word_embeddings": None, "tie_embedding": True, "rope_parameters": None, "rope_theta": 10000.0,
-        "block_use_swiglu": True, "use_pos_enc": True, "conv_dim": 64}, stored="bfloat16"),
-    Variant("lfm2_moe_base", "lfm2_moe",
-        SMALL | LFM_LAYERS | {"num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32}),
-    Variant("lfm2_moe_scaled", "lfm2_moe",
-        SMALL | {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_dense_layers": 0,
-        "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "use_expert_bias": False,
-        "norm_topk_prob": False, "routed_scaling_factor": 1.7, "tie_word_embeddings": True}, fused_experts=True,
-        shards=2),
-)  # fmt: skip
+    Variant(
+        "lfm2_published",
+        "lfm2",
+        SMALL
+        | {
+            "num_hidden_layers": 4,
+            "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+            "num_key_value_heads": 1,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 24,
+            "block_ffn_dim_multiplier": 1.3,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        rewritten={
+            "layer_types": None,
+            "full_attn_idxs": [0, 3],
+            "intermediate_size": None,
+            "block_ff_dim": 96,
+            "tie_word_embeddings": None,
+            "tie_embedding": True,
+            "rope_parameters": None,
+            "rope_theta": 10000.0,
+            "block_use_swiglu": True,
+            "use_pos_enc": True,
+            "conv_dim": 64,
+        },
+        stored="bfloat16",
+    ),
+    Variant(
+        "lfm2_moe_base",
+        "lfm2_moe",
+        SMALL
+        | LFM_LAYERS
+        | {"num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+    Variant(
+        "lfm2_moe_scaled",
+        "lfm2_moe",
+        SMALL
+        | {
+            "num_hidden_layers": 2,
+            "layer_types": ["conv", "full_attention"],
+            "num_dense_layers": 0,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7,
+            "tie_word_embeddings": True,
+        },
+        fused_experts=True,
+        shards=2,
+    ),
+)
 
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
@@ -152,17 +273,44 @@ KIMI_BASE = (
 )
 KIMI = (
     Variant("kimi_base", "kimi_linear", KIMI_BASE),
-    Variant("kimi_published", "kimi_linear",
-        KIMI_BASE | {"linear_head_dim": 12, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "num_local_experts": 12,
-        "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 3, "topk_group": 2, "routed_scaling_factor": 1.7,
-        "norm_topk_prob": False, "v_head_dim": 20, "mlp_layer_types": ["sparse", "dense", "sparse"]},
-        rewritten={"layer_types": None, "linear_head_dim": None, "linear_num_heads": None,
-        "linear_conv_kernel_dim": None,
-        "linear_attn_config": {"kda_layers": [1, 3], "full_attn_layers": [2], "head_dim": 12, "num_heads": 3,
-        "short_conv_kernel_size": 3}, "mla_use_nope": True}, shards=2, stored="bfloat16"),
+    Variant(
+        "kimi_published",
+        "kimi_linear",
+        KIMI_BASE
+        | {
+            "linear_head_dim": 12,
+            "linear_num_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "num_local_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "n_group": 3,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": False,
+            "v_head_dim": 20,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+        },
+        rewritten={
+            "layer_types": None,
+            "linear_head_dim": None,
+            "linear_num_heads": None,
+            "linear_conv_kernel_dim": None,
+            "linear_attn_config": {
+                "kda_layers": [1, 3],
+                "full_attn_layers": [2],
+                "head_dim": 12,
+                "num_heads": 3,
+                "short_conv_kernel_size": 3,
+            },
+            "mla_use_nope": True,
+        },
+        shards=2,
+        stored="bfloat16",
+    ),
     Variant("kimi_fused", "kimi_linear", KIMI_BASE | {"n_shared_experts": 2}, fused_experts=True),
     Variant("kimi_query_rank", "kimi_linear", KIMI_BASE | {"q_lora_rank": 24}),
-)  # fmt: skip
+)
 
 LING_BASE = (
     SMALL
@@ -183,13 +331,24 @@ LING_BASE = (
 )
 LING = (
     Variant("ling_base", "bailing_hybrid", LING_BASE),
-    Variant("ling_softplus", "bailing_hybrid",
-        LING_BASE | {"head_dim": 12, "kda_safe_gate": False, "short_conv_kernel_size": 3, "v_head_dim": 20,
-        "n_shared_experts": 2, "norm_topk_prob": False,
-        "layer_types": ["full_attention", "linear_attention", "full_attention"]}, fused_experts=True,
-        stored="bfloat16"),
+    Variant(
+        "ling_softplus",
+        "bailing_hybrid",
+        LING_BASE
+        | {
+            "head_dim": 12,
+            "kda_safe_gate": False,
+            "short_conv_kernel_size": 3,
+            "v_head_dim": 20,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        },
+        fused_experts=True,
+        stored="bfloat16",
+    ),
     Variant("ling_query_rank", "bailing_hybrid", LING_BASE | {"q_lora_rank": 24}),
-)  # fmt: skip
+)
 
 OLMO_BASE = SMALL | {
     "num_key_value_heads": 4, "num_hidden_layers": 3,
@@ -198,12 +357,23 @@ OLMO_BASE = SMALL | {
 }  # fmt: skip
 OLMO = (
     Variant("olmo_base", "olmo_hybrid", OLMO_BASE),
-    Variant("olmo_grouped", "olmo_hybrid",
-        OLMO_BASE | {"num_key_value_heads": 2, "linear_num_key_heads": 2, "linear_value_head_dim": 20,
-        "linear_conv_kernel_dim": 3, "linear_allow_neg_eigval": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "layer_types": ["full_attention", "linear_attention", "full_attention"]}, shards=2, stored="bfloat16"),
-)  # fmt: skip
+    Variant(
+        "olmo_grouped",
+        "olmo_hybrid",
+        OLMO_BASE
+        | {
+            "num_key_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_value_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+        },
+        shards=2,
+        stored="bfloat16",
+    ),
+)
 
 VARIANTS = QWEN + LFM + MAMBA + KIMI + LING + OLMO
 

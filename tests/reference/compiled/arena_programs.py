@@ -100,18 +100,27 @@ def key_step(seed, x):
 
 
 PROGRAMS = {
-    "delta": Program(delta_step,
-        lambda n: (_floats(0, n, K, V), _floats(1, n, K), _floats(2, n, K), _floats(3, n, V), _floats(4, n))),
-    "cache": Program(cache_step,
-        lambda n: (_floats(0, ROWS, CONTEXT, D), np.arange(1, n + 1, dtype=np.int32), _floats(1, n, D),
-        _floats(2, n, D), _floats(3, D, D))),
-    "layers": Program(layers_step,
-        lambda n: (_floats(0, LAYERS, n, D), _floats(1, n, D), _floats(2, LAYERS, D, D) * 0.3)),
+    "delta": Program(
+        delta_step, lambda n: (_floats(0, n, K, V), _floats(1, n, K), _floats(2, n, K), _floats(3, n, V), _floats(4, n))
+    ),
+    "cache": Program(
+        cache_step,
+        lambda n: (
+            _floats(0, ROWS, CONTEXT, D),
+            np.arange(1, n + 1, dtype=np.int32),
+            _floats(1, n, D),
+            _floats(2, n, D),
+            _floats(3, D, D),
+        ),
+    ),
+    "layers": Program(
+        layers_step, lambda n: (_floats(0, LAYERS, n, D), _floats(1, n, D), _floats(2, LAYERS, D, D) * 0.3)
+    ),
     "loop": Program(loop_step, lambda n: (_floats(0, n, D), np.int32(3))),
     "view": Program(view_step, lambda n: (_floats(0, n, 16),)),
     "branch": Program(branch_step, lambda n: (_floats(0, n, D), np.int32(2))),
     "keys": Program(key_step, lambda n: (np.int32(7), _floats(0, n, K))),
-}  # fmt: skip
+}
 
 
 def forgets_views(live: Liveness) -> Liveness:

@@ -1,4 +1,4 @@
-"""The table of certificates.md: each family's steps, for checkpoints in tests/golden."""
+"""The table of certificates.md: what is known of each step of each family, of the checkpoints in tests/golden."""
 
 import json
 import re
@@ -58,15 +58,15 @@ def certified(checkpoint: str) -> Row:
 
 
 def verdict(certificates: list[Certificate]) -> str:
-    """Return "proved, audited; 2 copies (conv)" or similar."""
-    table = ["proved", "audited"]
-    for certificate in certificates:
-        assert certificate.holds and all(getattr(certificate, name) for name in table), certificate.report()
-    count = sum(len(item.copies) for item in certificates)
+    """Return "proved, audited; 2 copies (conv)" or the like: pool-sized copies, and the pools that they may be of."""
+    known = ["proved", "audited"]
+    for one in certificates:
+        assert one.holds and all(getattr(one, name) for name in known), one.report()
+    count = sum(len(one.copies) for one in certificates)
     if not count:
-        return ", ".join(table)
-    kinds = sorted({re.split(r"\W+", pool.path)[-1] for item in certificates for pool in item.pools if pool.copies})
-    return f"{', '.join(table)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
+        return ", ".join(known)
+    kinds = sorted({re.split(r"\W+", pool.path)[-1] for one in certificates for pool in one.pools if pool.copies})
+    return f"{', '.join(known)}; {count} cop{'y' if count == 1 else 'ies'} ({', '.join(kinds)})"
 
 
 def table(rows: list[Row]) -> str:

@@ -46,7 +46,8 @@ steps of published models, compiled for machines that were not there, by `python
 Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([accelerators](../accelerators.md)) and seconds
 of XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited,
 not the cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the
-Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts.
+Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts. The figures are of
+steps where row i was lane i (2026-11-28); steps that find their rows by slot are not compiled for all targets yet.
 """
 PUBLISHED_HEAD = f"""## Published models
 
@@ -108,7 +109,7 @@ class ModelRow:
 
 
 def rows_of(checkpoint: str, target: str) -> list[Row]:
-    """Compile every step of a checkpoint for a target, or take stored reports.
+    """Compile every step of a checkpoint for a target, or take the reports that are kept.
 
     One without experts has no rows on a mesh that splits them.
 
@@ -187,8 +188,8 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         order = [(model, target, step) for model in MODELS for step, target in model_jobs()]
         listed = sorted(models, key=lambda row: order.index((row.model, row.target, row.step)))
         lines = [MODEL_COLUMNS, "|---" * 11 + "|", *(_line(*vars(row).values()) for row in listed)]
-        out = {(row.model, row.target, row.step) for row in models}
-        absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in out]
+        found = {(row.model, row.target, row.step) for row in models}
+        absent = [f"{model} {step} for {target}" for model, target, step in order if (model, target, step) not in found]
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
     for target in sorted({row.target for row in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):

@@ -43,7 +43,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
     generated = lm.generate(PROMPTS, max_tokens=8, ignore_eos=True, logprobs=0)
     drafted = lm.generate([[5, 6, 7] * 6, [8, 9] * 9], max_tokens=24, ignore_eos=True, speculate="ngram")
     prefix = lm.prefix([3] * 11)
-    scores = lm.score(PROMPTS[:4], token_ids=[[[5, 6]] * (len(p) - 1) for p in PROMPTS[:4]], top=2, entropy=True)
+    asked = lm.score(PROMPTS[:4], token_ids=[[[5, 6]] * (len(one) - 1) for one in PROMPTS[:4]], top=2, entropy=True)
     return {
         "tokens": [result.token_ids for result in generated],
         "logprobs": [result.logprobs for result in generated],
@@ -52,7 +52,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
         "continued": [result.token_ids for result in lm.generate([[5], [6, 7]], max_tokens=4, prefix=prefix)],
         "scores": [result.logprobs[1:].tolist() for result in lm.score(PROMPTS[:7])],
         "chosen": [
-            score.logprobs.tolist() for result in scores for score in (result.chosen, result.top) if score is not None
+            found.logprobs.tolist() for result in asked for found in (result.chosen, result.top) if found is not None
         ],
         "vectors": lm.embed([*PROMPTS, [3] * 12]).tolist(),
     }
@@ -83,7 +83,7 @@ def befall(fault: str) -> None:
 
     def said(self: KeyValues, name: str, value: bytes) -> None:
         in_turn(name)
-        records(self, name, value)
+        told(self, name, value)
 
     earlier = lambda self, name, seconds: get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
@@ -104,10 +104,10 @@ def befall(fault: str) -> None:
 
         def other(*args: Any) -> tuple[Any, ...]:
             result, *rest = step(*args)
-            value = lax.pcast(jnp.float32(0), "data", to="varying")
+            more = lax.pcast(jnp.float32(0), "data", to="varying")
             if fault == "collectives":
-                value = value + lax.psum(value, "data")
-            return jax.tree.map(lambda array: array + value.astype(array.dtype), result), *rest
+                more = more + lax.psum(more, "data")
+            return jax.tree.map(lambda array: array + more.astype(array.dtype), result), *rest
 
         return other, contract
 
@@ -133,7 +133,7 @@ def befall(fault: str) -> None:
 
 
 def other_weights(directory: Path) -> Path:
-    """Return a checkpoint copy with one different embedding row."""
+    """Return a copy of a checkpoint in which one row of the embedding differs."""
     copy = shutil.copytree(directory, directory.with_name(f"{directory.name} of another process"), dirs_exist_ok=True)
     (path,) = copy.glob("*.safetensors")
     tensors = load_file(path)
@@ -148,21 +148,21 @@ def befallen() -> None:
 
 
 def watch_rows() -> None:
-    """At a disagreement, report whether this process's rows are unchanged."""
+    """Say at a disagreement whether the rows of this process are as they were before the step."""
     call, disagree = ProcessGroup.call, ProcessGroup._disagree
     saved: dict[int, bool] = {}
     local = lambda tree: [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
     def looked(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
-        number, initial = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])
+        number, before = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])
         results = call(self, shape, program, args, fields)
-        final = local(results[-1])
-        saved[number] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(initial, final, strict=True))
+        after = local(results[-1])
+        kept[number] = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, after, strict=True))
         return results
 
     def said(self: ProcessGroup, step: Any) -> None:
-        rest = [item for number, item in saved.items() if number < step.number]
-        print(f"process {self.process}: kept {saved[step.number]}, {len(rest) - sum(rest)} changed", file=sys.stderr)
+        others = [one for number, one in kept.items() if number < step.number]
+        print(f"process {self.process}: kept {kept[step.number]}, {len(others) - sum(others)} changed", file=sys.stderr)
         disagree(self, step)
 
     ProcessGroup.call, ProcessGroup._disagree = looked, said  # type: ignore[method-assign]  # seen by a test
@@ -170,7 +170,7 @@ def watch_rows() -> None:
 
 def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:
     if fault in ("idle", "saved"):
-        return {"tokens": [c.token_ids for c in lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)]}
+        return {"tokens": [one.token_ids for one in lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)]}
     return everything(lm)
 
 
@@ -193,12 +193,12 @@ def main() -> None:
         lm = hybridlm.load(directory, mesh=mesh, certify=certify, prefix_cache="1MB", **SETTINGS)
         if lm.run_worker():
             return
-        result = work(lm, fault)
+        found = work(lm, fault)
     except (environment.ProcessLost, environment.Disagreement) as error:
         print(f"error: process {jax.process_index()}: {error}", file=sys.stderr)
         environment.exit_peer_lost()
         raise
-    (Path(sys.argv[1]) / "found.json").write_text(json.dumps(result))
+    (Path(sys.argv[1]) / "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Ground truth: change one lane's inputs, run, and compare all else bitwise.
+"""Ground truth about a step: change what belongs to one lane, run again, and compare everything else bit for bit.
 
 What the contract promises is tested as it stands there: another lane's output and rows stay the same (isolation), rows
 outside the slot map stay as they were (frame), and so do the rows of a lane of length 0 (idle). A count of accepted
@@ -66,7 +66,7 @@ def maps(bound: BoundContract, leaves: Leaves, group: str) -> tuple[np.ndarray, 
 
 
 def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.ndarray]:
-    """Second rows of each lane, by slot maps declared disjoint."""
+    """The rows of each lane beside those of `maps`: by slot maps that are declared disjoint."""
     named = zip(bound.inputs, leaves, strict=True)
     return [
         leaf
@@ -76,12 +76,12 @@ def second_rows(bound: BoundContract, leaves: Leaves, group: str) -> list[np.nda
 
 
 def _in_the_whole_pool(bound: BoundContract, entry: SlotMap, group: str, rows: np.ndarray) -> np.ndarray:
-    """Rows of the whole pool from per-device rows; each device has `size`."""
+    """Rows of the whole pool from those that each device counts; its pool has `size` rows on each."""
     if entry.local is None:
         return rows
     devices = _rows_of(bound, group) // entry.size
-    initial = np.arange(bound.lanes) // (bound.lanes // devices) * entry.size
-    return np.where(rows == 0, 0, rows + initial)
+    before = np.arange(bound.lanes) // (bound.lanes // devices) * entry.size
+    return np.where(rows == 0, 0, rows + before)
 
 
 def _rows_of(bound: BoundContract, group: str) -> int:
@@ -112,7 +112,7 @@ def mapped(bound: BoundContract, group: str) -> bool:
 
 
 def segments(bound: BoundContract, leaves: Leaves, layout: str | None = None) -> np.ndarray | None:
-    """The lane of each packed token, N for padding; None without a layout.
+    """The lane of each packed token of a layout, N for padding; None if there is none.
 
     Args:
         layout: its name; the first one of the contract if it is None.
@@ -139,10 +139,10 @@ def _is_packed(entry: Any) -> bool:
 
 
 def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTable, np.ndarray]]:
-    """A group's page tables and their contents, [lane, page]."""
-    inputs = zip(bound.inputs, leaves, strict=True)
-    results = [
-        (spec.entry, leaf) for spec, leaf in inputs if isinstance(spec.entry, PageTable) and group in spec.entry.names
+    """The page tables of a group with what they hold, [lane, page]."""
+    both = zip(bound.inputs, leaves, strict=True)
+    found = [
+        (spec.entry, leaf) for spec, leaf in both if isinstance(spec.entry, PageTable) and group in spec.entry.names
     ]
     segment = segments(bound, leaves)
 
@@ -153,25 +153,25 @@ def pages(bound: BoundContract, leaves: Leaves, group: str) -> list[tuple[PageTa
         lane = np.arange(bound.lanes)[:, None]
         return np.where(lane == segment[None], leaf.reshape(1, -1), entry.size)
 
-    return [(entry, by_lane(entry, leaf)) for entry, leaf in results]
+    return [(entry, by_lane(entry, leaf)) for entry, leaf in found]
 
 
 def named(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
     """The rows that each lane's pages hold, the null page's too."""
     rows: list[set[int]] = [set() for _ in range(bound.lanes)]
     for entry, leaf in pages(bound, leaves, group):
-        for of_lane, contents in zip(rows, leaf, strict=True):
-            for page in contents[contents < entry.size].tolist():
+        for of_lane, held in zip(rows, leaf, strict=True):
+            for page in held[held < entry.size].tolist():
                 of_lane.update(range(page * entry.page_size, (page + 1) * entry.page_size))
     return rows
 
 
 def owned(bound: BoundContract, leaves: Leaves, group: str) -> list[set[int]]:
-    """Rows that each lane may write: outside other lanes' pages and the null page."""
+    """The rows that each lane may write: those that no other lane's pages hold, without the null page."""
     rows = named(bound, leaves, group)
     for entry, _ in pages(bound, leaves, group):
-        rows = [row - set(range(entry.page_size)) for row in rows] if entry.null else rows
-    return [item.difference(*rows[:lane], *rows[lane + 1 :]) for lane, item in enumerate(rows)]
+        rows = [one - set(range(entry.page_size)) for one in rows] if entry.null else rows
+    return [one.difference(*rows[:lane], *rows[lane + 1 :]) for lane, one in enumerate(rows)]
 
 
 def row_first(array: np.ndarray, axis: int) -> np.ndarray:
@@ -185,7 +185,7 @@ def _put(leaf: np.ndarray, axis: int, row: int, value: Any) -> np.ndarray:
 
 
 def _holders(bound: BoundContract, leaves: Leaves, group: str, row: int) -> set[int]:
-    """Lanes that read or write a row, also when idle."""
+    """Lanes that read or write a row: one lane may write what another reads, and keeps it if it is idle."""
     named = (*maps(bound, leaves, group), *second_rows(bound, leaves, group))
     return {lane for rows in named for lane in np.flatnonzero(rows == row).tolist()}
 
@@ -197,7 +197,7 @@ def _poison(value: np.ndarray) -> np.ndarray:
 
 
 def _strange(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Copy an input with some invalid numbers: huge, negative, infinite."""
+    """The same with numbers that a host does not pass, here and there: huge ones, negative indices, infinities."""
     if jax.numpy.issubdtype(value.dtype, np.floating):
         numbers = np.array([np.inf, -np.inf, np.nan, 3e38, -3e38, 0.0, 1e-30], np.float32)
     elif np.issubdtype(value.dtype, np.signedinteger):
@@ -251,23 +251,23 @@ def _lane_runs(bound: BoundContract, leaves: Leaves, donor: Leaves, lane: int) -
     ]
     yield Run(f"NaN in inputs of lane {lane}", poisoned, frozenset({lane}))
     yield Run(f"rows of lane {lane}", state, frozenset(holders))
-    pair = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
+    both = [a if a is not leaf else b for a, b, leaf in zip(inputs, state, leaves, strict=True)]
     for i, spec in enumerate(bound.inputs):
         axis = getattr(spec.entry, "axis", 0)
         if _is_packed(spec.entry):
-            pair[i] = poisoned[i]
+            both[i] = poisoned[i]
             continue
-        if pair[i] is not leaves[i] and isinstance(spec.entry, Pool) and pages(bound, leaves, spec.entry.group):
+        if both[i] is not leaves[i] and isinstance(spec.entry, Pool) and pages(bound, leaves, spec.entry.group):
             for row in owned(bound, leaves, spec.entry.group)[lane]:
-                pair[i] = _put(pair[i], axis, row, _poison(row_first(pair[i], axis)[row]))
-        elif pair[i] is not leaves[i]:
+                both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
+        elif both[i] is not leaves[i]:
             row = lane if isinstance(spec.entry, Lane) else int(maps(bound, leaves, spec.entry.group)[0][lane])  # type: ignore[union-attr]  # a pool
-            pair[i] = _put(pair[i], axis, row, _poison(row_first(pair[i], axis)[row]))
-    yield Run(f"NaN in lane {lane}", pair, frozenset(holders))
+            both[i] = _put(both[i], axis, row, _poison(row_first(both[i], axis)[row]))
+    yield Run(f"NaN in lane {lane}", both, frozenset(holders))
 
 
 def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, lane: int) -> np.ndarray:
-    """Copy an input with one lane's tokens from elsewhere; lane N is padding."""
+    """An input with the tokens of a lane taken from elsewhere; those of padding for lane N."""
     entry, segment = bound.inputs[i].entry, segments(bound, leaves, bound.inputs[i].layout)
     assert isinstance(entry, Packed) and segment is not None
     new = row_first(leaves[i].copy(), entry.axis)
@@ -277,27 +277,27 @@ def _tokens_of(bound: BoundContract, leaves: Leaves, i: int, donor: np.ndarray, 
 
 def _padding_runs(bound: BoundContract, leaves: Leaves, donor: Leaves) -> Iterator[Run]:
     """Other tokens behind the last one, and NaN there."""
-    for label, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
+    for what, source in (("padding", donor), ("NaN in padding", [_poison(leaf) for leaf in leaves])):
         changed = [
             _tokens_of(bound, leaves, i, source[i], bound.lanes) if _is_packed(spec.entry) else leaf
             for i, (spec, leaf) in enumerate(zip(bound.inputs, leaves, strict=True))
         ]
-        yield Run(label, changed)
+        yield Run(what, changed)
 
 
 def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.Generator) -> Iterator[Run]:
-    """Runs with the lane on another, unused row or page."""
+    """The lane on another row, or with another page, which nobody uses."""
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, PageTable) and not spec.entry.packed:
-            contents = [page for table in bound.inputs if isinstance(table.entry, PageTable) for page in leaves[i].flat]
-            array = leaves[i].reshape(bound.lanes, -1)
-            ks = [k for k, page in enumerate(array[lane]) if 0 < page < spec.entry.size]
-            ks = [k for k in ks if (array == array[lane, k]).sum() == 1]
-            free = sorted(set(range(1, spec.entry.size)) - {int(page) for page in contents})
+            held = [page for table in bound.inputs if isinstance(table.entry, PageTable) for page in leaves[i].flat]
+            others = leaves[i].reshape(bound.lanes, -1)
+            own = [k for k, page in enumerate(others[lane]) if 0 < page < spec.entry.size]
+            own = [k for k in own if (others == others[lane, k]).sum() == 1]
+            free = sorted(set(range(1, spec.entry.size)) - {int(page) for page in held})
             tables = [table for table in bound.inputs if isinstance(table.entry, PageTable)]
-            if ks and free and len(tables) == 1:
-                table = array.copy()
-                table[lane, rng.choice(ks)] = rng.choice(free)
+            if own and free and len(tables) == 1:
+                table = others.copy()
+                table[lane, rng.choice(own)] = rng.choice(free)
                 new = list(leaves)
                 new[i] = table.reshape(leaves[i].shape)
                 yield Run(f"{spec.path} of lane {lane}", new, frozenset({lane}))
@@ -313,13 +313,13 @@ def _moved_runs(bound: BoundContract, leaves: Leaves, lane: int, rng: np.random.
 
 
 def _others_run(bound: BoundContract, leaves: Leaves) -> Run:
-    """NaN in every unread row; lanes that write such a row hold it."""
+    """NaN in every row that no lane reads; lanes that write such a row hold it."""
     new, writers = list(leaves), set[int]()
     for i, spec in enumerate(bound.inputs):
         if isinstance(spec.entry, Pool) and (tables := pages(bound, leaves, spec.entry.group)):
-            contents = set().union(*named(bound, leaves, spec.entry.group))
+            held = set().union(*named(bound, leaves, spec.entry.group))
             null = max(entry.page_size for entry, _ in tables)
-            for row in set(range(null, leaves[i].shape[spec.entry.axis])) - contents:
+            for row in set(range(null, leaves[i].shape[spec.entry.axis])) - held:
                 new[i] = _put(new[i], spec.entry.axis, row, _poison(row_first(new[i], spec.entry.axis)[row]))
         if isinstance(spec.entry, Pool) and mapped(bound, spec.entry.group):
             read, _ = maps(bound, leaves, spec.entry.group)
@@ -336,35 +336,35 @@ def runs(bound: BoundContract, draw: Draw, seed: int) -> list[Run]:
     rng = np.random.default_rng((seed, 1))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng(seed)))]
     donor = [np.asarray(leaf) for leaf in jax.tree.leaves(draw(np.random.default_rng((seed, 2))))]
-    results = [Run("nothing", leaves), _others_run(bound, leaves)]
+    found = [Run("nothing", leaves), _others_run(bound, leaves)]
     left_out = [isinstance(spec.entry, Unspecified) for spec in bound.inputs]
     if any(left_out):
-        rest = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
-        results.append(Run("arguments that the contract leaves out", rest))
+        others = [b if out else a for a, b, out in zip(leaves, donor, left_out, strict=True)]
+        found.append(Run("arguments that the contract leaves out", others))
     if segments(bound, leaves) is not None:
-        results += _padding_runs(bound, leaves, donor)
+        found += _padding_runs(bound, leaves, donor)
     for lane in range(bound.lanes):
-        results += _lane_runs(bound, leaves, donor, lane)
-        results += _moved_runs(bound, leaves, lane, rng)
+        found += _lane_runs(bound, leaves, donor, lane)
+        found += _moved_runs(bound, leaves, lane, rng)
     rng = np.random.default_rng((seed, 3))
     for lane in range(bound.lanes):
         odd = strange(bound, leaves, rng, [lane])
-        results.append(Run(f"strange numbers in inputs of lane {lane}", odd, frozenset({lane})))
-    return results
+        found.append(Run(f"strange numbers in inputs of lane {lane}", odd, frozenset({lane})))
+    return found
 
 
 IDLE_ROLES = "length", "active"
 
 
 def idle_lanes_of(bound: BoundContract, run: Run) -> set[int]:
-    """Lanes of length 0, inactive lanes, and lanes beyond the active count."""
+    """Lanes of length 0, lanes that are not active, and lanes behind the number of active ones."""
     counts = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if spec.entry == Shared("active_count")]
-    lanes = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
-    return lanes | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
+    behind = {lane for count in counts for lane in range(max(0, int(count)), bound.lanes)}
+    return behind | _lanes_where(bound, run, lambda entry: getattr(entry, "role", None) in IDLE_ROLES)
 
 
 def _lanes_where(bound: BoundContract, run: Run, entry: Callable[[Any], bool]) -> set[int]:
-    """Lanes where an array with such an entry is zero."""
+    """Lanes for which an array with such an entry holds zero."""
     named = [leaf for spec, leaf in zip(bound.inputs, run.leaves, strict=True) if entry(spec.entry)]
     return {lane for leaf in named for lane in np.flatnonzero(leaf == 0).tolist()}
 
@@ -392,25 +392,25 @@ class Claims:
         self._masks = [self._mask(i) for i in range(len(bound.outputs))]
 
     def _mask(self, output: int) -> tuple[np.ndarray, np.ndarray]:
-        """[run, row]: must equal the unchanged run; must equal the pool before."""
+        """[run, row]: must be what it is in the unchanged run; must be what it was before the step."""
         spec = self.bound.outputs[output]
         size = spec.shape[spec.entry.axis] if isinstance(spec.entry, Lane | Packed | Pool) else 0
-        equal, saved = (np.zeros((len(self.runs), size), bool) for _ in range(2))
+        same, kept = (np.zeros((len(self.runs), size), bool) for _ in range(2))
         for i, run in enumerate(self.runs):
             segment = segments(self.bound, run.leaves, spec.layout)
             if isinstance(spec.entry, Packed) and segment is not None:
-                equal[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
+                same[i] = (segment < self.bound.lanes) & ~np.isin(segment, [*run.lanes])
             elif isinstance(spec.entry, Lane):
                 null = _lanes_where(self.bound, run, lambda entry: _has_null_row(entry) and not entry.disjoint)
                 if segment is not None:
                     null |= set(range(self.bound.lanes)) - set(segment.tolist())
-                equal[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
+                same[i] = [lane not in run.lanes and lane not in null for lane in range(size)]
             elif isinstance(spec.entry, Pool) and pages(self.bound, run.leaves, spec.entry.group):
                 idle = idle_lanes_of(self.bound, run)
-                saved[i] = True
+                kept[i] = True
                 for lane, rows in enumerate(owned(self.bound, run.leaves, spec.entry.group)):
-                    saved[i, [*rows]] = lane in idle
-                    equal[i, [*rows]] = lane not in run.lanes
+                    kept[i, [*rows]] = lane in idle
+                    same[i, [*rows]] = lane not in run.lanes
             elif isinstance(spec.entry, Pool):
                 idle = idle_lanes_of(self.bound, run)
                 group = spec.entry.group
@@ -419,9 +419,9 @@ class Claims:
                 owner = {int(row): lane for rows in written for lane, row in enumerate(rows)}
                 null = null_rows(self.bound, group) if mapped(self.bound, group) else []
                 for row in sorted(set(range(size)) - set(null)):
-                    saved[i, row] = row not in owner or owner[row] in idle
-                    equal[i, row] = row in owner and owner[row] not in run.lanes
-        return equal, saved
+                    kept[i, row] = row not in owner or owner[row] in idle
+                    same[i, row] = row in owner and owner[row] not in run.lanes
+        return same, kept
 
     def broken(self, results: Sequence[np.ndarray]) -> Iterator[Leak]:
         """Everything that breaks the contract; results are stacked over runs, or the same for all."""
@@ -434,14 +434,14 @@ class Claims:
                 continue
             axis = spec.entry.axis + 1
             result = np.broadcast_to(results[output], (len(self.runs), *spec.shape))
-            final = _bytes(result, axis)
-            equal, saved = self._masks[output]
-            changed = equal & (final != final[self.base]).any(axis=2)
+            after = _bytes(result, axis)
+            same, kept = self._masks[output]
+            changed = same & (after != after[self.base]).any(axis=2)
             if output in self._donor:
-                changed |= saved & (final != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
+                changed |= kept & (after != _bytes(self.leaves[self._donor[output]], axis)).any(axis=2)
             noun = "row" if isinstance(spec.entry, Pool) else "token" if isinstance(spec.entry, Packed) else "lane"
             for run, row in np.argwhere(changed).tolist():
-                why = " that had to stay as it was" if noun == "row" and saved[run, row] else ""
+                why = " that had to stay as it was" if noun == "row" and kept[run, row] else ""
                 yield Leak(self.runs[run].change, f"{spec.path}, {noun} {row}{why}", run)
             if getattr(spec.entry, "role", None) == "accepted":
                 yield from self._miscounted(spec.path, result)
@@ -470,7 +470,7 @@ def leaks(
     compiled: bool = False,
     first: bool = False,
 ) -> list[Leak]:
-    """Run a step with every change of several draws; report contract violations.
+    """Run a step with every change of several draws, and report all that breaks its contract.
 
     Args:
         step: a step.
@@ -494,10 +494,10 @@ def leaks(
         results = [jax.tree.leaves(jitted(*jax.tree.unflatten(tree, each.leaves))) for each in claims.runs]
         return [np.stack(leaves) for leaves in zip(*jax.device_get(results), strict=True)]
 
-    result: list[Leak] = []
+    found: list[Leak] = []
     for seed in seeds:
         claims = Claims(bound, [runs(bound, draw, seed)])
-        result += claims.broken(run(claims))
-        if result and first:
+        found += claims.broken(run(claims))
+        if found and first:
             break
-    return result
+    return found

@@ -101,13 +101,30 @@ def _keep(refs: Refs) -> None:
 
 
 STATEMENTS: tuple[Callable[[Refs], None], ...] = (
-    _begin, _half, _rest, _add, _show_one, _when(lambda r: r.chunk == 0, _begin), _when(lambda r: r.chunk == 0, _zero),
-    _when(lambda r: r.lane == 0, _begin), _when(lambda r: r.lane + r.chunk == 0, _begin),
-    _when(lambda r: r.chunk == 1, _begin), _advance, _advance_in_a_loop, _when(lambda r: r.length > 0, _advance),
-    _when(lambda r: r.chunk * CHUNK < r.length, _add), _show, _show_tokens, _show_as_long,
-    _when(lambda r: r.chunk == CHUNKS - 1, _end), _when(lambda r: r.length > 0, _end_by_row),
-    _when(lambda r: r.x[0, 0] > 0, _keep), _end, _end_by_row, _keep,
-)  # fmt: skip
+    _begin,
+    _half,
+    _rest,
+    _add,
+    _show_one,
+    _when(lambda r: r.chunk == 0, _begin),
+    _when(lambda r: r.chunk == 0, _zero),
+    _when(lambda r: r.lane == 0, _begin),
+    _when(lambda r: r.lane + r.chunk == 0, _begin),
+    _when(lambda r: r.chunk == 1, _begin),
+    _advance,
+    _advance_in_a_loop,
+    _when(lambda r: r.length > 0, _advance),
+    _when(lambda r: r.chunk * CHUNK < r.length, _add),
+    _show,
+    _show_tokens,
+    _show_as_long,
+    _when(lambda r: r.chunk == CHUNKS - 1, _end),
+    _when(lambda r: r.length > 0, _end_by_row),
+    _when(lambda r: r.x[0, 0] > 0, _keep),
+    _end,
+    _end_by_row,
+    _keep,
+)
 TOKENS: tuple[Callable[[Any, Any], tuple[Any, ...]], ...] = (
     *[lambda lane, chunk: (lane, chunk, 0)] * 6,
     lambda lane, chunk: (lane, 0, 0),

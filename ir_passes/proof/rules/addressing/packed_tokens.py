@@ -51,6 +51,7 @@ from ir_passes.proof.values import (
     Offsets,
     PageEntry,
     PlacedToken,
+    RealToken,
     SameLane,
     SegmentIds,
     SharedPadding,
@@ -178,7 +179,11 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
 
 def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, dim: int) -> bool:
     """True if a scatter by lane writes no padding to a lane's row."""
-    return fact.padding == "past" and (access.drops or access.full[dim] > site.prover.bound.lanes)
+    return (
+        fact.padding == "none"
+        or fact.padding == "past"
+        and (access.drops or access.full[dim] > site.prover.bound.lanes)
+    )
 
 
 def loop_token(site: Site, rows: LaneRows, access: Access, dim: int) -> OneLane | None:
@@ -201,7 +206,9 @@ def entries_of_padding(access: Access) -> bool:
     """
     facts = [value.fact for value in access.columns.values()]
     return any(
-        isinstance(fact, SegmentIds | LaneOfToken) and (fact.padding == "last" or not access.drops) for fact in facts
+        isinstance(fact, SegmentIds | LaneOfToken)
+        and (fact.padding == "last" or (fact.padding == "past" and not access.drops))
+        for fact in facts
     )
 
 
@@ -230,7 +237,8 @@ def at_token(site: Site, operand: Value, access: Access) -> LaneOfToken | NonPad
         return None  # a fill value is not a lane
     token = Symbol(access.columns[axis].number, access.full[axis])
     if isinstance(fact, SegmentIds):
-        return LaneOfToken(token, fact.layout, fact.padding)
+        is_real = access.columns[axis].fact == RealToken(fact.layout)
+        return LaneOfToken(token, fact.layout, "none" if is_real else fact.padding)
     if isinstance(fact, WithinLane) and (fact.shift, fact.stride) != (0, 1):
         return None
     return replace(fact, axis=None, token=token)
@@ -348,11 +356,11 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
         if constant_of(operands[1]) == lanes and shapes[0] == site.shape:
             axis, token = (x.axis, None) if isinstance(x, SegmentIds) else (None, x.token)
             return result.replace(fact=NonPadding(x.layout, axis, token, when=site.name in ("lt", "ne"), exact=True))
-    if site.name == "min" and isinstance(x, LaneOfToken) and constant_of(operands[1]) == lanes - 1:
-        return result.replace(fact=replace(x, padding="last"))
-    if site.name == "clamp" and isinstance(facts[1], LaneOfToken):
-        if (constant_of(operands[0]), constant_of(operands[2])) == (0, lanes - 1):
-            return result.replace(fact=replace(facts[1], padding="last"))
+    lane = next((fact for fact in facts if isinstance(fact, LaneOfToken)), None)
+    if site.name in ("min", "clamp") and lane is not None:
+        limits = [constant_of(value) for value in operands if value.fact != lane]
+        if limits in ([lanes - 1], [0, lanes - 1]):
+            return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="last"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:
         return result.replace(fact=finite_mask)

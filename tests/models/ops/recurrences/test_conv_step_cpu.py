@@ -23,6 +23,7 @@ from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, compile_
 from ir_passes.proof.lane_proof import prove_isolation
 from models.cpu_kernels.library import BY_SLOT
 from models.layers.short_conv import layer_conv
+from models.ops.layout import materialize
 from models.ops.recurrences.conv_step_cpu import (
     KERNEL,
     MAX_TAPS,
@@ -217,6 +218,20 @@ def test_rows_by_slot_are_proved():
     }
     with pytest.raises(IsolationError):
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
+
+
+def test_inputs_as_large_as_the_pool_are_no_second_pool():
+    """The audit knows that the windows are updated in place, and that the inputs are no version of them."""
+    state, lengths, x, fresh = arguments(6)
+    pool, slots = jnp.zeros((8, *state.shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
+    assert x.size >= pool.size - pool[0].size
+
+    def step(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
+        inputs = ConvInputs(materialize(jnp.tanh(x)), WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots)
+        return conv_step_cpu(inputs, activated=True)
+
+    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
+    assert compile_step(step, (pool, lengths, x, fresh, slots), contract).certificate.audited
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):

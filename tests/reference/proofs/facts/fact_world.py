@@ -40,6 +40,7 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     PlusConstant,
+    RealToken,
     RemainderOf,
     SameLane,
     SegmentIds,
@@ -186,6 +187,8 @@ class World:
                 number = token.number
                 lane = min(SEGMENTS[int(self.arrays[number])], N - (padding == "last")) if number in self.arrays else 0
                 return number not in self.arrays or bool((elements == lane).all())
+            case RealToken():
+                return bool((SEGMENTS[np.asarray(elements, int)] < N).all())
             case TokenOfLane():
                 return shape[0] == N and all(
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)

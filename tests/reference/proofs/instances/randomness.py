@@ -80,8 +80,13 @@ def _seed(operands: Operands) -> Array:
 
 
 BUILDERS: dict[str, Builder] = {
-    "random_bits": _bits, "random_split": _split, "random_wrap": lambda o: jax.random.key_data(_keys(o)[0]),
-    "random_unwrap": lambda o: jax.random.key_data(_keys(o)[0]), "random_seed": _seed,
-    "random_clone": lambda o: jax.random.key_data(jax.random.clone(_keys(o)[0])), "random_fold_in": _fold_in,
-    "random_gamma": _gamma, "rng_bit_generator": _generator,
-}  # fmt: skip
+    "random_bits": _bits,
+    "random_split": _split,
+    "random_wrap": lambda o: jax.random.key_data(_keys(o)[0]),
+    "random_unwrap": lambda o: jax.random.key_data(_keys(o)[0]),
+    "random_seed": _seed,
+    "random_clone": lambda o: jax.random.key_data(jax.random.clone(_keys(o)[0])),
+    "random_fold_in": _fold_in,
+    "random_gamma": _gamma,
+    "rng_bit_generator": _generator,
+}

@@ -33,7 +33,7 @@ from mutants.rows import (
     row_numbers,
     whole_pools,
 )
-from mutants.tokens import token_indices, token_scans, token_sums
+from mutants.tokens import token_indices, token_loops, token_scans, token_sums
 
 THEMES = (
     padding, indices, declared, keys_and_bounds, lanes, borders, split_rows, own_ways, agreement, expert_mixing, places,

@@ -8,7 +8,7 @@ from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.mutable_arrays import looped, recurrence, row_by_row, rows, scanned
 from zoo.program import HIDDEN, LANES
-from zoo.token_neighbours import index, start
+from zoo.tokens.token_neighbours import index, start
 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME, Kind.CONSTANT)
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN, LANES
-from zoo.token_neighbours import (
+from zoo.tokens.token_neighbours import (
     TOKENS,
     attention,
     behind_zeros,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN
-from zoo.token_neighbours import index, start
+from zoo.tokens.token_neighbours import index, start
 from zoo.tokens.token_scans import ROWS, decays, ends, mapped, scaled, scanned, starts, sums, tiled
 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.CONTROL)

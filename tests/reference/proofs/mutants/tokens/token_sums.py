@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN, LANES
-from zoo.token_neighbours import ends_passed, index, start, starts_passed, stop
+from zoo.tokens.token_neighbours import ends_passed, index, start, starts_passed, stop
 from zoo.tokens.token_sums import (
     LOWER,
     between,

@@ -18,7 +18,7 @@ FREE = {"max_tokens": 9, "ignore_eos": True}
 
 
 def by_position(logits, last_token, position):
-    """Forces the position, or at odd positions the last token, to identify the source."""
+    """Forces the position, or at odd ones the last token, so that what is sampled tells whose values were seen."""
     forced = jnp.where(position % 2 == 0, position, last_token)
     return jnp.where(jnp.arange(logits.shape[0]) == forced, 1e4, logits)
 
@@ -229,4 +229,4 @@ def test_pools_are_donated_and_written_in_place(text_lm: hybridlm.LM) -> None:
         text_lm.generate(["abc"] * 3, **FREE)
     finally:
         text_lm.engine.after_step = None
-    assert len(calls) == 9 and all(step == calls[0] for step in calls)
+    assert len(seen) == 9 and all(step == seen[0] for step in seen)

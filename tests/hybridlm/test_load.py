@@ -158,10 +158,13 @@ def test_repr() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [
-    pytest.param({}, marks=pytest.mark.long, id="plain"),
-    pytest.param({"speculate": "ngram", "prefix_cache": "1MB"}, id="all"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.long, id="plain"),
+        pytest.param({"speculate": "ngram", "prefix_cache": "1MB"}, id="all"),
+    ],
+)
 def test_the_arrays_and_programs_of_a_model_go_when_it_does(options: dict[str, Any]) -> None:
     """Memory is freed immediately, without the cycle collector."""
     lm = load(**options)

@@ -104,7 +104,7 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
             if step == 6:
                 for prompt in PROMPTS[:2]:
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
-            results |= {event.index: event.completion for event in session.step() if event.completion}
+            found |= {event.index: event.completion for event in session.step() if event.completion}
             pool = session._scheduler._pool
             slots = [sequence.slot for sequence in session._scheduler.joined if sequence.request.index == 0]
             if pool is not None and slots and slots[0] is not None:
@@ -112,8 +112,8 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
             if not session.busy:
                 break
     assert list(dict.fromkeys(lanes)) == [1, 3] and lanes[-1] == 1 and rows == {(3, 0)}
-    equal = [a == b for a, b in zip(results[0].token_ids, want.token_ids, strict=True)]
-    assert all(equal) or not near_tie_absent(text_lm, want, equal.index(False))
+    same = [a == b for a, b in zip(found[0].token_ids, want.token_ids, strict=True)]
+    assert all(same) or not near_tie_absent(text_lm, want, same.index(False))
 
 
 def near_tie_absent(lm: hybridlm.LM, want: hybridlm.Completion, at: int) -> bool:

@@ -45,9 +45,13 @@ def test_completions_with_and_without_what_was_not_asked_for():
     first, second = to_table([completion, plain]).to_pylist()
     assert first["top_logprobs"] == [[{"token_id": 5, "logprob": -0.5}]] and first["text"] == "a"
     assert second == {
-        "text": None, "token_ids": [5, 6], "finish_reason": "length", "prompt_token_ids": [1], "logprobs": None,
+        "text": None,
+        "token_ids": [5, 6],
+        "finish_reason": "length",
+        "prompt_token_ids": [1],
+        "logprobs": None,
         "top_logprobs": None,
-    }  # fmt: skip
+    }
 
 
 def test_a_frame():

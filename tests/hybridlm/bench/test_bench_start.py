@@ -51,10 +51,10 @@ def test_the_second_start_loads_what_the_first_compiled(tmp_path: Path) -> None:
     directory = write_text_checkpoint(tmp_path)
     settings = {"lanes": 2, "context": 64, "chunk": 5, "dtype": "float32"}
     cold, (warm,) = measure_starts(str(directory), 4, settings, 1)
-    for result, stored in ((cold, False), (warm, True)):
-        assert list(result["parts"]) == PARTS and all(took >= 0 for took in result["parts"].values())
-        assert result["total"] == sum(result["parts"].values())
-        assert result["steps"]["generate 1x5 of 2"]["stored"] is stored
+    for found, stored in ((cold, False), (warm, True)):
+        assert list(found["parts"]) == PARTS and all(took >= 0 for took in found["parts"].values())
+        assert found["total"] == sum(found["parts"].values())
+        assert found["steps"]["generate 1x5 of 2"]["stored"] is stored
     assert {"trace", "prove", "lower", "compile", "audit", "keep"} <= set(cold["steps"]["generate 1x5 of 2"]["seconds"])
     assert set(warm["steps"]["generate 1x5 of 2"]["seconds"]) == {"load"}
     with pytest.raises(ChildProcessError, match="CheckpointError"):

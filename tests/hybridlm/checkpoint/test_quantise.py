@@ -65,7 +65,7 @@ def test_every_number_is_the_nearest_code(tmp_path: Path, name: str, group: int 
     hints = read_settings({"quantization_config": scheme.settings([])}, None).hints
     grouped = group_tensors(file.tensors, file.read_stored, hints)
     assert not grouped.faults
-    array = dequantise(grouped.quantised["a.weight"], file.read_stored).astype(np.float64)
+    found = dequantise(grouped.quantised["a.weight"], file.read_stored).astype(np.float64)
     step = scale_of_numbers(stored, scheme, shape)
     codes = CODES[name]
     with np.errstate(all="ignore"):

@@ -254,13 +254,13 @@ def test_settings_reach_load(command: tuple[str, ...], in_folder: Path, monkeypa
         raise ValueError(f"{model} {settings}")
 
     monkeypatch.setattr(options, "load", load)
-    args = "--lanes 3 --context 40 --dtype float32 --chunk 5"
+    given = "--lanes 3 --context 40 --dtype float32 --chunk 5"
     expected: dict[str, Any] = {"lanes": 3, "context": 40, "dtype": "float32", "chunk": 5}
     if command[0] == "generate":
-        args += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
+        given += " --speculate ngram --draft-tokens 3 --prefix-cache 512MB"
         expected |= {"speculate": "ngram", "draft_tokens": 3, "prefix_cache": "512MB"}
     expected |= {"mesh": hybridlm.mesh(data=2), "kernels": "off", "adapter": "DIR"}
-    message = refused(*command, "-m", "M", *args.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
+    message = refused(*command, "-m", "M", *given.split(), "--mesh", "data=2", "--kernels", "off", "--adapter", "DIR")
     assert message == f"error: M {expected}\n"
 
 
@@ -270,7 +270,9 @@ def test_settings_reach_load(command: tuple[str, ...], in_folder: Path, monkeypa
 def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     """Others have no standard input, and may not see the files."""
 
-    load = lambda model, **settings: types.SimpleNamespace(run_worker=lambda: True)
+    def load(model: str, **settings: Any) -> Any:
+        return types.SimpleNamespace(run_worker=lambda: True)
+
     monkeypatch.setattr(options, "load", load)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     assert printed(*command, "-m", "M", stdin="") == ""
@@ -278,13 +280,17 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
     assert "no" in refused(*command, "-m", "M", stdin="")
 
 
-@pytest.mark.parametrize("command", [
-    ("generate", "A"),
-    ("score", "in.jsonl", "out.jsonl"),
-    ("batch", "-i", "in.jsonl", "-o", "out.jsonl"),
-    ("verify",),
-    ("bench", "--lanes", "1"),
-], ids=lambda item: item[0])  # fmt: skip
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("generate", "A"),
+        ("score", "in.jsonl", "out.jsonl"),
+        ("batch", "-i", "in.jsonl", "-o", "out.jsonl"),
+        ("verify",),
+        ("bench", "--lanes", "1"),
+    ],
+    ids=lambda one: one[0],
+)
 def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch):
     def load(model: str, **settings: Any) -> hybridlm.LM:
         raise ValueError(f"kernels is {settings['kernels']}")
@@ -298,32 +304,38 @@ def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkey
 TWO_FILES = ("in.jsonl", "out.jsonl")
 
 
-@pytest.mark.parametrize(("arguments", "fault"), [
-    (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
-    (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
-    (("generate", "A", "--n", "0"), "n: expected"),
-    (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
-    (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-    (("score", "in.jsonl", "out.tsv"),
-        "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet"),
-    (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
-    (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
-    (("score", "in.jsonl", "in.jsonl"), "is also the input"),
-    (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
-    (("score", *TWO_FILES, "--window", "0"), "window: expected"),
-    (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
-    (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
-    (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
-    (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-    (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
-    (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-    (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
-    (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
-    (("bench", "--json", "no/figures.json"), "no: no such directory"),
-    (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
-    (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
-    (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
-], ids=lambda item: "-".join(item) if isinstance(item, tuple) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
+        (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
+        (("generate", "A", "--n", "0"), "n: expected"),
+        (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
+        (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (
+            ("score", "in.jsonl", "out.tsv"),
+            "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
+        ),
+        (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
+        (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
+        (("score", "in.jsonl", "in.jsonl"), "is also the input"),
+        (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
+        (("score", *TWO_FILES, "--window", "0"), "window: expected"),
+        (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
+        (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
+        (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
+        (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
+        (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
+        (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
+        (("bench", "--json", "no/figures.json"), "no: no such directory"),
+        (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
+        (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
+        (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
+    ],
+    ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
+)
 def test_no_model_is_loaded_for_a_wrong_argument(
     arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -547,12 +559,9 @@ def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.
     assert end.value.code == 0
 
 
-@pytest.mark.parametrize("stored", [True, False])
-def test_warmup_fails_where_a_step_is_not_kept(stored: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    origins = {
-        Shape("generate", 1, 1, 1): Origin(True, {}, True),
-        Shape("generate", 2, 1, 2): Origin(False, {}, stored),
-    }
+@pytest.mark.parametrize("kept", [True, False])
+def test_warmup_fails_where_a_step_is_not_kept(kept: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    origins = {Shape("generate", 1, 1, 1): Origin(True, {}, True), Shape("generate", 2, 1, 2): Origin(False, {}, kept)}
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
     result = run("warmup", "-m", "tiny")
@@ -621,7 +630,7 @@ def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path
 
 
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Options reach `score_file`; Ctrl-C reports the kept rows, and a second run continues."""
+    """Options reach `score_file`; Ctrl-C says what is kept, and the same command continues."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
     command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     scores, calls = TextModel.scores, iter([True])
@@ -684,7 +693,7 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
 
 
 def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    """Equal answers."""
+    """Equal as they are."""
     monkeypatch.setattr(cli_demo, "MIN_RIGHT", 2)
     result = run("demo")
     assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout
@@ -737,7 +746,10 @@ def test_eval_asks_for_a_place_to_write_before_it_loads(tmp_path: Path, monkeypa
 def results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Results as lm_eval returns them; lm_eval itself is not installed."""
     results = {"results": {"any": {f"metric {i}": float(i) for i in range(300)}}}
-    matching = lambda names: [name for name in ("any", "another") if fnmatch.filter([name], names[0])]
+
+    def matching(names: list[str]) -> list[str]:
+        return [name for name in ("any", "another") if fnmatch.filter([name], names[0])]
+
     for name, attributes in {
         "lm_eval.evaluator": {"simple_evaluate": lambda **settings: results},
         "lm_eval.tasks": {"TaskManager": lambda include_path: types.SimpleNamespace(match_tasks=matching)},

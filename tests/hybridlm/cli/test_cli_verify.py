@@ -55,9 +55,9 @@ def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
     assert all(proved in ("yes", "reused") and audited == "yes" for *_, proved, audited in rows)
     assert "all 4 steps are proved and audited" in result.output
     assert Claim.NON_INTERFERENCE in result.output and "not covered:" in result.output
-    results = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
-    assert [certificate.lanes for certificate in results] == [2, 2, 2, 2]
-    assert all(certificate.holds for certificate in results)
+    found = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
+    assert [certificate.lanes for certificate in found] == [2, 2, 2, 2]
+    assert all(certificate.holds for certificate in found)
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_inspection_in_words(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:
-    """On a mesh dependence is not measured: each device counts rows of its lanes."""
+    """Dependence is not measured on a mesh: a device counts the rows of its own lanes."""
     result = run("inspect", directory, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0 and "generate 2x1 of 2, certified" in result.output, result.output
     text = (tmp_path / "page.html").read_text()

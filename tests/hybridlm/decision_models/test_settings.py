@@ -126,11 +126,14 @@ def test_no_more_options_than_rows() -> None:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "labels: expected": {"labels": ["A"]}, "labels\\['rank'\\]": {"labels": {"rank": ["A"]}},
-    "labels\\['noul'\\]": {"labels": {"noul": [1, 2]}}, "temperature: ": {"temperature": {"choice": 0}},
-    "noul_options: ": {"noul_options": ["true"]}, "sanitize_control_tokens: ": {"sanitize_control_tokens": "no"},
+    "labels: expected": {"labels": ["A"]},
+    "labels\\['rank'\\]": {"labels": {"rank": ["A"]}},
+    "labels\\['noul'\\]": {"labels": {"noul": [1, 2]}},
+    "temperature: ": {"temperature": {"choice": 0}},
+    "noul_options: ": {"noul_options": ["true"]},
+    "sanitize_control_tokens: ": {"sanitize_control_tokens": "no"},
     "chat_template: ": {"chat_template": 5},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", WRONG)
@@ -188,13 +191,16 @@ def test_wrong_heads(tmp_path: Path) -> None:
         read_settings(tmp_path, HIDDEN)
 
 
-@pytest.mark.parametrize(("fault", "fields"), [
-    ("attention_mode: 'noncausal_full_attention'", {"attention_mode": "noncausal_full_attention"}),
-    ("codes: ", {"codes": []}),
-    ("codes: ", {"codes": [5]}),
-    ("temperature: ", {"temperature": None}),
-    ("prompt: ", {"prompt": "d4"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fault", "fields"),
+    [
+        ("attention_mode: 'noncausal_full_attention'", {"attention_mode": "noncausal_full_attention"}),
+        ("codes: ", {"codes": []}),
+        ("codes: ", {"codes": [5]}),
+        ("temperature: ", {"temperature": None}),
+        ("prompt: ", {"prompt": "d4"}),
+    ],
+)
 def test_wrong_deciders(tmp_path: Path, fault: str, fields: dict[str, Any]) -> None:
     write_decider(tmp_path, HIDDEN, **fields)
     with pytest.raises(CheckpointError, match=fault):

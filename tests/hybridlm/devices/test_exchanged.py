@@ -58,7 +58,7 @@ def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, An
 
 @pytest.mark.slow
 def test_formula_of_scoring(tmp_path: Path) -> None:
-    """Planned only: five numbers per token instead of logits, and the most likely tokens."""
+    """Five numbers of each token in place of the logits, and the most likely ones; of a step that is only planned."""
     fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, LANES, top=3)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
@@ -68,11 +68,15 @@ def test_formula_of_scoring(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [
-    Shape("verify", LANES, TOKENS, LANES),
-    Shape("score", LANES, TOKENS, LANES, 0),
-    Shape("score", LANES, TOKENS, LANES, 3),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape("verify", LANES, TOKENS, LANES),
+        Shape("score", LANES, TOKENS, LANES, 0),
+        Shape("score", LANES, TOKENS, LANES, 3),
+    ],
+    ids=str,
+)
 def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
     check(fields_of("sparse_base"), Devices(2, 2, 2), tmp_path / "config.json", (shape,), **SIZES)
 

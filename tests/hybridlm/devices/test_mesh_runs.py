@@ -138,7 +138,7 @@ def test_two_models_are_compared_as_on_one_device(tmp_path: Path) -> None:
 def test_generation_is_that_of_one_device(tmp_path: Path) -> None:
     """Lanes and heads are split, and one prompt more than there are lanes; every step is proved and audited.
 
-    The devices exchange the bytes of docs/devices.md.
+    The devices exchange the bytes that docs/devices.md says.
     """
     directory = write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
     one = hybridlm.load(directory, lanes=2, certify="off", **SETTINGS)
@@ -216,7 +216,7 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
                 done |= {event.index: event.completion for event in session.step() if event.completion is not None}
         return [done[i] for i in range(10)]
 
-    check_same_tokens(item, run(over), run(item))
+    check_same_tokens(one, run(over), run(one))
     lanes = {shape.lanes for shape in over.engine.programs.shapes if isinstance(shape, Shape) and shape.tokens == 1}
     assert {16, axes[0]} <= lanes
 
@@ -228,11 +228,14 @@ def test_forward_and_its_gradients(tmp_path: Path, axes: tuple[int, int, int]) -
     directory = write_random_checkpoint("sparse_base", tmp_path)
     one, over = (hybridlm.load(directory, mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(*axes)))
     tokens = np.random.default_rng(0).integers(64, size=(2, 15))
-    loss = lambda params, lm: jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
-    for settings in (tokens, tokens[0]):
-        actual, expected = (lm.forward(settings, return_states=True) for lm in (over, item))
-        np.testing.assert_allclose(actual.logits, expected.logits, rtol=0, atol=2e-3)
-        for a, b in zip(actual.hidden_states, expected.hidden_states, strict=True):
+
+    def loss(params: Any, lm: hybridlm.LM) -> Any:
+        return jax.nn.log_softmax(lm.forward(tokens, params=params).logits)[:, :, 5].mean()
+
+    for given in (tokens, tokens[0]):
+        found, expected = (lm.forward(given, return_states=True) for lm in (over, one))
+        np.testing.assert_allclose(found.logits, expected.logits, rtol=0, atol=2e-3)
+        for a, b in zip(found.hidden_states, expected.hidden_states, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-3)
         assert found.states is not None
         again = over.forward(given, state=found.states).logits

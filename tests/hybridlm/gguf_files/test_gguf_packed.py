@@ -86,10 +86,13 @@ SIZES |= {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("architecture", "source", "fields"), [
-    ("qwen35", "dense_base", {"intermediate_size": 512}),
-    ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("architecture", "source", "fields"),
+    [
+        ("qwen35", "dense_base", {"intermediate_size": 512}),
+        ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
+    ],
+)
 def test_a_model_of_k_quants_stays_packed(tmp_path: Path, architecture: str, source: str, fields: dict[str, Any]):
     plain = write_random_checkpoint(source, tmp_path / "plain", **SIZES, **fields)
     path = write_gguf(tmp_path / "m.gguf", architecture, mixed, source=plain)

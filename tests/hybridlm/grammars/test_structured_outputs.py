@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import nan_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,9 +48,9 @@ def follows(text: str | None, form: Mapping[str, Any]) -> bool:
     return bool(re.fullmatch(form.get("regex", r"<[p-z]{1,4}(,[p-z]{1,4}){1,2}>"), text))
 
 
-def finished(lm: hybridlm.LM, request: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
-    """Return the completions of requests with their own settings, in their order."""
-    results: dict[int, Completion] = {}
+def finished(lm: hybridlm.LM, asked: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
+    """Return the completions of requests with settings of their own, in their order."""
+    found: dict[int, Completion] = {}
     with lm.session(**session) as running:
         for each in asked:
             running.submit(each.get("prompt", PROMPT), **{k: v for k, v in each.items() if k != "prompt"})
@@ -212,17 +211,23 @@ def test_masks_of_logits(vocab: int) -> None:
     found = np.array(masked_logits(jnp.asarray(logits), mask))
     for row in range(3):
         allowed = np.array([token in bits(mask[row]) for token in range(vocab)])
-        np.testing.assert_array_equal(array[row], np.where(allowed | np.isnan(logits[row]), logits[row], -np.inf))
-    tokens = jnp.array([int(np.argmax(array[0])), vocab, 0], jnp.int32)
-    array[2] = -np.inf
-    checked = only_allowed(tokens, jnp.asarray(array), vocab + 1)
+        np.testing.assert_array_equal(found[row], np.where(allowed | np.isnan(logits[row]), logits[row], -np.inf))
+    tokens = jnp.array([int(np.argmax(found[0])), vocab, 0], jnp.int32)
+    found[2] = -np.inf
+    checked = only_allowed(tokens, jnp.asarray(found), vocab + 1)
     assert checked.tolist() == [int(tokens[0]), vocab, vocab + 1]
 
 
 @pytest.mark.slow
 def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
-    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError):
-        text_lm.generate([[5, 6], [5, 9]], structured_outputs={"choice": CHOICES})
+    engine, clean = text_lm.engine, text_lm.engine.params
+    where = list(text_lm.params).index("embed_tokens")
+    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
+    try:
+        with pytest.raises(hybridlm.NumericalError):
+            text_lm.generate([[5, 6], [5, 9]], structured_outputs={"choice": CHOICES})
+    finally:
+        engine.params = clean
 
 
 def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
@@ -238,8 +243,8 @@ def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     before = settled_shapes(text_lm)
     text_lm.generate([PROMPT], structured_outputs={"regex": "[0-9]+|x"}, **ask)
     text_lm.generate([PROMPT], structured_outputs={"json": OBJECT}, repetition_penalty=1.5, **ask)
-    assert settled_shapes(text_lm) == initial
-    assert text_lm.engine.generating(1, 1, changes=64, masked=True) in initial
+    assert settled_shapes(text_lm) == before
+    assert text_lm.engine.generating(1, 1, changes=64, masked=True) in before
 
 
 @pytest.mark.slow
@@ -257,7 +262,7 @@ def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
 
 
 def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
-    """The form is unfinished at the limit of tokens, and the finish reason states it."""
+    """The form is unfinished at the limit of tokens, and the finish reason says so."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
     whole, part = finished(

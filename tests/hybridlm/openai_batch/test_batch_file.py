@@ -309,13 +309,17 @@ def test_a_seed_of_minus_one_is_no_seed(text_lm: hybridlm.LM, seed: float) -> No
     assert seeds[0] == seeds[1] != seeds[2]
 
 
-@pytest.mark.parametrize(("fields", "expected"), [
-    ({"truncate_prompt_tokens": 3}, [14, 15, 16]),
-    ({"truncate_prompt_tokens": 3.0, "truncation_side": "right"}, [7, 8, 9]),
-    ({"truncate_prompt_tokens": 10}, list(range(7, 17))),
-    ({"truncate_prompt_tokens": -1}, list(range(7, 17))),
-    ({"truncate_prompt_tokens": -1, "max_tokens": 250}, list(range(11, 17))),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"truncate_prompt_tokens": 3}, [14, 15, 16]),
+        ({"truncate_prompt_tokens": 3.0, "truncation_side": "right"}, [7, 8, 9]),
+        ({"truncate_prompt_tokens": 10}, list(range(7, 17))),
+        ({"truncate_prompt_tokens": -1}, list(range(7, 17))),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 250}, list(range(11, 17))),
+    ],
+    ids=str,
+)
 def test_prompts_are_truncated_on_request(text_lm: hybridlm.LM, fields: dict[str, Any], expected: list[int]) -> None:
     """The context has 256 tokens: with `max_tokens` of 250 a prompt has room for 6."""
     request = line("a", prompt=[list(range(7, 17)), [5]], **fields)
@@ -378,13 +382,17 @@ def test_reasoning_effort_is_a_variable_of_the_template(
     assert text_lm.tokenizer is not None and text_lm.tokenizer.decode(prompt.token_ids) == f"{start}hi"
 
 
-@pytest.mark.parametrize(("url", "fields"), [
-    (CHAT, {"reasoning_effort": "low"}),
-    (CHAT, {"reasoning_effort": "low", "chat_template": SWITCH + "{{ messages }}"}),
-    (CHAT, {"reasoning_effort": "much", "chat_template": EFFORT + "{{ messages }}"}),
-    (CHAT, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
-    (COMPLETIONS, {"reasoning_effort": "low"}),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "fields"),
+    [
+        (CHAT, {"reasoning_effort": "low"}),
+        (CHAT, {"reasoning_effort": "low", "chat_template": SWITCH + "{{ messages }}"}),
+        (CHAT, {"reasoning_effort": "much", "chat_template": EFFORT + "{{ messages }}"}),
+        (CHAT, {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
+        (COMPLETIONS, {"reasoning_effort": "low"}),
+    ],
+    ids=str,
+)
 def test_efforts_that_are_refused(text_lm: hybridlm.LM, url: str, fields: dict[str, Any]) -> None:
     fields |= {"messages": [{"role": "user", "content": "hi"}]} if url == CHAT else {"prompt": "x"}
     with pytest.raises(ValueError, match="^reasoning_effort: "):
@@ -543,13 +551,17 @@ def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: di
     assert read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params.grammar is None
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"response_format": {"type": "xml"}}, "response_format: expected"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected"),
-    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice: give one of them"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs: expected a mapping with one of json"),
-    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs: cannot be compiled"),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format: expected"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format: expected"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice: give one of them"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs: expected a mapping with one of json"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs: cannot be compiled"),
+    ],
+    ids=str,
+)
 def test_forms_that_are_refused(text_lm: hybridlm.LM, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs)

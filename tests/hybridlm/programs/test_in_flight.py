@@ -69,6 +69,6 @@ def test_every_call_over_several_devices_counts(tmp_path: Path, monkeypatch: pyt
             directory, lanes=2, context=32, chunk=4, mesh=mesh, prefix_cache="4MB", certify="off", progress=False
         )
         lm.generate([[3, 4, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]], max_tokens=3, ignore_eos=True)
-        stats = lm.engine.stats
-        assert len(counted) > stats["steps"] > 2, "steps, and moves of states to the cache"
+        done = lm.engine.stats
+        assert len(counted) > done["steps"] > 2, "steps, and moves of states to the cache"
         assert {shared for shared, _ in counted} == {mesh is not None}

@@ -32,10 +32,10 @@ def test_formula(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     # One scale for the only row is stored as one scale for all.
     assert tensor.scheme == ("fp8-tensor" if scheme == "fp8-channel" and size[0] == 1 else scheme)
     assert tensor.shape == size and not list(contradictions(settings, grouped.quantised, []))
-    array = dequantise(tensor, file.read_stored)
-    assert array.dtype == np.float32
-    # Two products in float32 at most, one of them exact.
-    np.testing.assert_allclose(array, result.exact, rtol=2**-24 * 1.01, atol=0)
+    found = dequantise(tensor, file.read_stored)
+    assert found.dtype == np.float32
+    # Two products in float32 at most, of which at most one is not exact.
+    np.testing.assert_allclose(found, made.exact, rtol=2**-24 * 1.01, atol=0)
 
 
 def test_every_scheme_is_written() -> None:

@@ -19,12 +19,20 @@ from models.ops.quantised_weight import QuantisedWeight
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"
 FOLDERS = sorted(folder for scheme in GOLDEN.iterdir() for folder in scheme.iterdir())
 SCHEMES = {
-    "int4-zeros": {"int-packed"}, "int8": {"int-packed"}, "gguf-q8_0": {"Q8_0"}, "modelopt-fp8": {"fp8-tensor"},
-    "modelopt-nvfp4": {"nvfp4"}, "nvidia-recipes": {"nvfp4", "fp8-tensor"}, "nvidia-recipes/nemotron-nano": {"nvfp4"},
-    "bitsandbytes/dense_interval": {"nf4"}, "bitsandbytes/sparse_base": {"fp4"},
-    "bitsandbytes/mamba2_base": {"llm-int8"}, "torchao/dense_interval": {"fp8-channel"},
-    "torchao/sparse_base": {"int4-affine"}, "torchao/mamba2_base": {"int8"},
-}  # fmt: skip
+    "int4-zeros": {"int-packed"},
+    "int8": {"int-packed"},
+    "gguf-q8_0": {"Q8_0"},
+    "modelopt-fp8": {"fp8-tensor"},
+    "modelopt-nvfp4": {"nvfp4"},
+    "nvidia-recipes": {"nvfp4", "fp8-tensor"},
+    "nvidia-recipes/nemotron-nano": {"nvfp4"},
+    "bitsandbytes/dense_interval": {"nf4"},
+    "bitsandbytes/sparse_base": {"fp4"},
+    "bitsandbytes/mamba2_base": {"llm-int8"},
+    "torchao/dense_interval": {"fp8-channel"},
+    "torchao/sparse_base": {"int4-affine"},
+    "torchao/mamba2_base": {"int8"},
+}
 """Folder, or one checkpoint -> what its matrices are stored as, where it is not the folder's name."""
 QUICK = {"nvfp4/sparse_base", "gguf-q8_0/qwen35", "gptq/sparse_base"}
 PLAIN = {
@@ -38,7 +46,7 @@ PLAIN = {
     "bitsandbytes/dense_interval",
     "bitsandbytes/sparse_base",
 }
-"""Checkpoints without any packed weight."""
+"""Checkpoints of which nothing stays packed."""
 
 
 def name_of(folder: Path) -> str:
@@ -51,8 +59,8 @@ def source(folder: Path) -> Path:
 
 
 def test_every_scheme_has_three_families() -> None:
-    counter = Counter(folder.parent.name for folder in FOLDERS)
-    assert counter.pop("nvidia-recipes") == 5 and set(counter.values()) == {3} and len(counter) == 14
+    found = Counter(folder.parent.name for folder in FOLDERS)
+    assert found.pop("nvidia-recipes") == 5 and set(found.values()) == {3} and len(found) == 14
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=name_of)

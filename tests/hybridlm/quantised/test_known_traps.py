@@ -181,7 +181,7 @@ def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expe
         "a.weight"
     ]
     assert tensor.scheme == expected
-    np.testing.assert_allclose(dequantise(tensor, file.read_stored), result.exact, rtol=2**-23)
+    np.testing.assert_allclose(dequantise(tensor, file.read_stored), made.exact, rtol=2**-23)
 
 
 OLDER = {"linear_attention": "mamba", "full_attention": "attention"}

@@ -70,7 +70,7 @@ def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("layout", PACKED)
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, rows: int) -> None:
-    # Several blocks; the last overlaps the one before.
+    # Several blocks, the last of which overlaps the one before.
     monkeypatch.setattr(quantised_weight, "MAX_BLOCK_NUMBERS", 160 * 10)
     tensor, file = read(tmp_path, layout, (48, 160))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 160)), jnp.float32)
@@ -78,11 +78,11 @@ def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
     for dtype in ("float32", "bfloat16"):
         weight = weight_of(tensor, file, dtype)
         plain = jnp.asarray(dequantise(tensor, file.read_stored)).astype(dtype)
-        compiled = jax.jit(linear)(x, weight)
-        np.testing.assert_allclose(compiled, dot(x, plain), rtol=2e-6, atol=2e-5)
-        selection = jax.jit(QuantisedWeight.take)(weight, ids)
-        array = np.array([[True, True], [True, False], [False, True]])
-        assert np.isnan(np.asarray(selection)[~array]).all()
+        found = jax.jit(linear)(x, weight)
+        np.testing.assert_allclose(found, dot(x, plain), rtol=2e-6, atol=2e-5)
+        taken = jax.jit(QuantisedWeight.take)(weight, ids)
+        known = np.array([[True, True], [True, False], [False, True]])
+        assert np.isnan(np.asarray(taken)[~known]).all()
         expected = np.asarray(weight.numbers().astype(jnp.float32))[[5, 47, 0, 5]]
         np.testing.assert_array_equal(np.asarray(taken)[known], expected)
 

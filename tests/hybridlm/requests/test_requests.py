@@ -38,13 +38,16 @@ class Ascii(Characters):
 TOKENIZER = Characters()
 
 
-@pytest.mark.parametrize(("items", "expected"), [
-    ("text", ["text"]),
-    (["a", "b"], ["a", "b"]),
-    (("a", [1]), ["a", [1]]),
-    ([[1, 2], (3,)], [[1, 2], (3,)]),
-    ([], []),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ("text", ["text"]),
+        (["a", "b"], ["a", "b"]),
+        (("a", [1]), ["a", [1]]),
+        ([[1, 2], (3,)], [[1, 2], (3,)]),
+        ([], []),
+    ],
+)
 def test_items(items: Any, expected: list[Any]) -> None:
     assert to_items(items, "prompts") == expected
 
@@ -72,25 +75,28 @@ def test_token_ids(item: Any) -> None:
     assert ids == (5, 6) and [type(token) for token in ids] == [int, int]
 
 
-@pytest.mark.parametrize(("item", "kind", "message"), [
-    ([], ValueError, "is empty; at least one token is needed"),
-    ("", ValueError, "is empty; at least one token is needed"),
-    (np.array([], np.int32), ValueError, "is empty"),
-    ([0, 97], ValueError, "token id 97 at index 1 is outside the vocabulary [0, 97)"),
-    ([-1], ValueError, "token id -1 at index 0 is outside the vocabulary [0, 97)"),
-    ("ab~", ValueError, "token id 97 at index 0"),
-    ([1, 2.0], TypeError, "expected token ids, got 2.0 at index 1"),
-    ([True], TypeError, "expected token ids, got True at index 0"),
-    ([1, None], TypeError, "expected token ids, got None at index 1"),
-    (["a"], TypeError, "expected token ids, got 'a' at index 0"),
-    (np.array([1.0]), TypeError, "expected token ids, got np.float64(1.0) at index 0"),
-    (np.array([True]), TypeError, "expected token ids, got np.True_ at index 0"),
-    (np.array([[1]]), TypeError, "expected token ids, got array([1]) at index 0"),
-    (np.array(1), TypeError, "expected a string or a list of token ids, got <class 'numpy.ndarray'>"),
-    (3, TypeError, "expected a string or a list of token ids, got <class 'int'>"),
-    (None, TypeError, "expected a string or a list of token ids, got <class 'NoneType'>"),
-    (b"text", TypeError, "expected a string or a list of token ids, got <class 'bytes'>"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("item", "kind", "message"),
+    [
+        ([], ValueError, "is empty; at least one token is needed"),
+        ("", ValueError, "is empty; at least one token is needed"),
+        (np.array([], np.int32), ValueError, "is empty"),
+        ([0, 97], ValueError, "token id 97 at index 1 is outside the vocabulary [0, 97)"),
+        ([-1], ValueError, "token id -1 at index 0 is outside the vocabulary [0, 97)"),
+        ("ab~", ValueError, "token id 97 at index 0"),
+        ([1, 2.0], TypeError, "expected token ids, got 2.0 at index 1"),
+        ([True], TypeError, "expected token ids, got True at index 0"),
+        ([1, None], TypeError, "expected token ids, got None at index 1"),
+        (["a"], TypeError, "expected token ids, got 'a' at index 0"),
+        (np.array([1.0]), TypeError, "expected token ids, got np.float64(1.0) at index 0"),
+        (np.array([True]), TypeError, "expected token ids, got np.True_ at index 0"),
+        (np.array([[1]]), TypeError, "expected token ids, got array([1]) at index 0"),
+        (np.array(1), TypeError, "expected a string or a list of token ids, got <class 'numpy.ndarray'>"),
+        (3, TypeError, "expected a string or a list of token ids, got <class 'int'>"),
+        (None, TypeError, "expected a string or a list of token ids, got <class 'NoneType'>"),
+        (b"text", TypeError, "expected a string or a list of token ids, got <class 'bytes'>"),
+    ],
+)
 def test_faulty_token_ids(item: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as error:
         to_token_ids(item, "prompts[7]", TOKENIZER, VOCAB)
@@ -158,20 +164,23 @@ def test_stops_add_to_the_end_tokens(stop: Any, strings: tuple[str, ...], ids: s
     assert all(type(token) is int for token in result.stop_token_ids)
 
 
-@pytest.mark.parametrize(("stop", "message"), [
-    ("", "stop: expected strings that are not empty, got ''"),
-    (["a", ""], "stop: expected strings that are not empty, got ''"),
-    ([97], "stop: expected strings or token ids below 97, got 97"),
-    (-1, "stop: expected strings or token ids below 97, got -1"),
-    ([True], "stop: expected strings or token ids below 97, got True"),
-    ([1.0], "stop: expected strings or token ids below 97, got 1.0"),
-    ([[1]], "stop: expected strings or token ids below 97, got [1]"),
-    ([None], "stop: expected strings or token ids below 97, got None"),
-    (True, "stop: expected a string, a token id, or a list of them, got True"),
-    (1.5, "stop: expected a string, a token id, or a list of them, got 1.5"),
-    ({"a"}, "stop: expected a string, a token id, or a list of them, got {'a'}"),
-    (b"a", "stop: expected a string, a token id, or a list of them, got b'a'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ("", "stop: expected strings that are not empty, got ''"),
+        (["a", ""], "stop: expected strings that are not empty, got ''"),
+        ([97], "stop: expected strings or token ids below 97, got 97"),
+        (-1, "stop: expected strings or token ids below 97, got -1"),
+        ([True], "stop: expected strings or token ids below 97, got True"),
+        ([1.0], "stop: expected strings or token ids below 97, got 1.0"),
+        ([[1]], "stop: expected strings or token ids below 97, got [1]"),
+        ([None], "stop: expected strings or token ids below 97, got None"),
+        (True, "stop: expected a string, a token id, or a list of them, got True"),
+        (1.5, "stop: expected a string, a token id, or a list of them, got 1.5"),
+        ({"a"}, "stop: expected a string, a token id, or a list of them, got {'a'}"),
+        (b"a", "stop: expected a string, a token id, or a list of them, got b'a'"),
+    ],
+)
 def test_faulty_stops(stop: Any, message: str) -> None:
     with pytest.raises(ValueError) as error:
         params(stop=stop)

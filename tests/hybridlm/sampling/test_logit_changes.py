@@ -79,7 +79,7 @@ class FixedDrafts:
 
 
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All changes in three lanes, between requests without any; drafts are verified next to."""
+    """All of them at once, in three lanes, between requests without any; drafts are verified beside them."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     prompts, found = [ids(text_lm), ids(text_lm, "ababababababab")], {}
     plain = [one.token_ids for one in text_lm.generate(prompts, max_tokens=12)]

@@ -14,9 +14,13 @@ from hybridlm.cli.main import app
 from hybridlm.score_files.options import FileSettings
 
 TASKS: dict[str, Any] = {
-    "score": hybridlm.ScoreTask, "embed": hybridlm.EmbedTask, "classify": hybridlm.ClassifyTask,
-    "divergence": hybridlm.DivergenceTask, "decide": hybridlm.DecideTask, "batch": hybridlm.BatchTask,
-}  # fmt: skip
+    "score": hybridlm.ScoreTask,
+    "embed": hybridlm.EmbedTask,
+    "classify": hybridlm.ClassifyTask,
+    "divergence": hybridlm.DivergenceTask,
+    "decide": hybridlm.DecideTask,
+    "batch": hybridlm.BatchTask,
+}
 
 
 def defaults(cls: Any) -> dict[str, Any]:

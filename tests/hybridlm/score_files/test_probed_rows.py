@@ -15,21 +15,28 @@ from hybridlm import Intervention
 from hybridlm.score_files import probed_rows
 
 LINES = [
-    {"id": "a", "text": "a text of some letters"}, {"id": "b", "token_ids": [5, 6, 7]},
-    {"id": "c", "token_ids": [5, 600]}, {"id": "d", "prompt": "What? ", "completion": "that."},
-    {"id": "e", "prompt": "What? ", "completion": ["one", "two"]}, {"id": "f", "token_ids": [8]},
-]  # fmt: skip
+    {"id": "a", "text": "a text of some letters"},
+    {"id": "b", "token_ids": [5, 6, 7]},
+    {"id": "c", "token_ids": [5, 600]},
+    {"id": "d", "prompt": "What? ", "completion": "that."},
+    {"id": "e", "prompt": "What? ", "completion": ["one", "two"]},
+    {"id": "f", "token_ids": [8]},
+]
 GOOD = {"a": LINES[0]["text"], "b": LINES[1]["token_ids"], "d": LINES[3], "f": [8]}
 READ: dict[str, Any] = {"hidden_states": [0, 2], "states": True}
 VECTOR = np.linspace(-2, 2, 32, dtype=np.float32)
 CHANGES: list[tuple[list[dict[str, Any]] | None, list[Intervention]]] = [
     ([{"kind": "add", "vector": VECTOR.tolist(), "hidden_state": 1}], [Intervention.add(VECTOR, hidden_state=1)]),
     (None, []),
-    ([{"kind": "scale_state", "layer": 0, "factor": 0, "positions": [1, 3]},
-        {"kind": "ablate_head", "layer": 1, "head": 2}],
-        [Intervention.scale_state(0, 0, positions=[1, 3]), Intervention.ablate_head(1, 2)]),
+    (
+        [
+            {"kind": "scale_state", "layer": 0, "factor": 0, "positions": [1, 3]},
+            {"kind": "ablate_head", "layer": 1, "head": 2},
+        ],
+        [Intervention.scale_state(0, 0, positions=[1, 3]), Intervention.ablate_head(1, 2)],
+    ),
     ([], []),
-]  # fmt: skip
+]
 """Interventions of each row: as objects in a file, and as arguments of `score`."""
 TEXTS = [[5, 6, 7, 8, 9], [9, 8, 7, 6], [11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9]]
 

@@ -204,10 +204,13 @@ def test_a_template_that_changes_earlier_turns_is_refused(chat_lm: Any):
 
 
 WITHOUT_TOKENS: list[dict[str, Any]] = [
-    {"prompt": "the qui", "completion": ""}, {"prompt": "", "completion": ""}, {"prompt": "", "completion": "<s>"},
-    {"prompt": "<s>", "completion": ""}, {"prompt": "the", "completion": "x" * 300},
+    {"prompt": "the qui", "completion": ""},
+    {"prompt": "", "completion": ""},
+    {"prompt": "", "completion": "<s>"},
+    {"prompt": "<s>", "completion": ""},
+    {"prompt": "the", "completion": "x" * 300},
     {"prompt": "x" * 300, "completion": "the"},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", joining_tokenizers.KINDS)

@@ -91,8 +91,8 @@ def changed_state(
     found = []
     for path, leaf in leaves:
         parsed = parse_path(f"layers{jax.tree_util.keystr(path)}")
-        results.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
-    state = SequenceState(first.states.position, jax.tree.unflatten(tree, results))
+        found.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
+    state = SequenceState(first.states.position, jax.tree.unflatten(tree, found))
     rest = lm.forward(text[at + 1 : -1], state=state)
     return chosen(jnp.concatenate([first.logits, rest.logits]), text)
 
@@ -173,9 +173,13 @@ def test_states(lm: hybridlm.LM) -> None:
             state[slice(None) if head is None else head] *= np.float32(0.25)
         return state
 
-    replaced = lambda i, name, state: value if (i, name) == (layer, array) else state
-    patched = lambda i, name, state: donor.state(i, name)[0] if (i, name) in places else state
-    requests = [
+    def replaced(i: int, name: str, state: np.ndarray) -> np.ndarray:
+        return value if (i, name) == (layer, array) else state
+
+    def patched(i: int, name: str, state: np.ndarray) -> np.ndarray:
+        return donor.state(i, name)[0] if (i, name) in places else state
+
+    asked = [
         [Intervention.scale_state(layer, 0.25, head=head, array=array, positions=4)],
         [Intervention.replace_state(layer, value, array=array, positions=[6])],
         Intervention.patch(donor, 2, at=3),
@@ -264,7 +268,7 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
     for edit in edits.values():
         edit.value[2] = np.nan
     edits[array].value[1] = np.nan
-    (final,) = lm.engine.program(EditShape(3, 3))(rows, np.arange(3, dtype=np.int32), edits)
+    (after,) = lm.engine.program(EditShape(3, 3))(rows, np.arange(3, dtype=np.int32), edits)
     changed = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, after)):
         expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(before) if p == path))
@@ -279,16 +283,16 @@ def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
 
 def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybridlm.LM) -> None:
     programs = text_lm.engine.programs
-    unit = np.ones(text_lm.config.hidden_size)
+    ones = np.ones(text_lm.config.hidden_size)
     text_lm.score(TEXTS[:3], interventions=[[], None, []])
     text_lm.score(
-        TEXTS[:3], interventions=[[Intervention.add(unit, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
+        TEXTS[:3], interventions=[[Intervention.add(ones, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
     )
     shape = Shape("score", 3, 5, 3, 0, probes=ProbeShape(0, 0, 4, 0))
     assert shape in programs.shapes
     count = len(programs.shapes)
-    many_value = [Intervention.add(-unit, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
-    text_lm.score(TEXTS[:3], interventions=[many_value, many_value[:2], []])
+    many = [Intervention.add(-ones, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
+    text_lm.score(TEXTS[:3], interventions=[many, many[:2], []])
     assert len(programs.shapes) == count
     certificate = text_lm.certificates[str(shape)]
     assert any(line.startswith("args[2].probes: Lane(") for line in certificate.contract)

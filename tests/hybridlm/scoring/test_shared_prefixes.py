@@ -1,4 +1,4 @@
-"""Texts with common prefixes: prefilled prefixes, and equal numbers."""
+"""Texts with common prefixes: which prefixes are prefilled once, and that no number changes."""
 
 import gc
 import json
@@ -201,15 +201,18 @@ def test_many_continuations_of_a_long_prompt(tmp_path: Path, monkeypatch: pytest
     whole = [(*prompt, *ids) for ids in behind]
     total = sum(len(ids) - 1 for ids in whole)
     assert total > 64 * 2000
-    want = cold(lm, full, monkeypatch)
-    processed = lambda: lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
-    logits = processed()
-    assert same(lm.score(full), want)
-    actual = processed() - logits
-    assert total >= 20 * actual, (total, actual)
-    logits = processed()
-    explicit = lm.score(rest, prefix=lm.prefix(prompt))
-    explicit_found = processed() - logits
+    want = cold(lm, whole, monkeypatch)
+
+    def processed() -> int:
+        return lm.stats["prompt_tokens"] + lm.stats["scored_tokens"]
+
+    before = processed()
+    assert same(lm.score(whole), want)
+    found = processed() - before
+    assert total >= 20 * found, (total, found)
+    before = processed()
+    explicit = lm.score(behind, prefix=lm.prefix(prompt))
+    explicit_found = processed() - before
     assert total >= 20 * explicit_found, (total, explicit_found)
     for got, expected in zip(explicit, want, strict=True):
         np.testing.assert_allclose(got.logprobs, expected.logprobs[2001:], rtol=0, atol=2e-3)

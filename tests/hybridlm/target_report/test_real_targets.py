@@ -94,10 +94,10 @@ def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, 
     """No cache with heads of 576 or 64 numbers is copied; both are too large for the memory on the chip."""
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
-    engine = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
-    (program,) = report_on(engine, [Shape("generate", 64, 1, 64)]).steps
-    assert program.faults == () and program.certificate is not None and program.certificate.not_audited is None
-    assert program.floor_moved is not None and program.floor_moved < program.moved < 2.2 * program.floor_moved
+    found = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
+    (one,) = report_on(found, [Shape("generate", 64, 1, 64)]).steps
+    assert one.faults == () and one.certificate is not None and one.certificate.not_audited is None
+    assert one.floor_moved is not None and one.floor_moved < one.moved < 2.2 * one.floor_moved
 
 
 @pytest.mark.target_cuda
@@ -113,10 +113,10 @@ def test_other_tpus(target: str) -> None:
 
 
 def one_decode_step(target: str) -> None:
-    result = engine("dense_interval", target)
-    (program,) = report_on(result, [Shape("generate", 4, 1, 4)]).steps
-    assert not program.faults and program.certificate is not None and program.certificate.not_audited is None
-    assert program.certificate.versions.device == read_target(target).device_kind
+    found = engine("dense_interval", target)
+    (one,) = report_on(found, [Shape("generate", 4, 1, 4)]).steps
+    assert not one.faults and one.certificate is not None and one.certificate.not_audited is None
+    assert one.certificate.versions.device == read_target(target).device_kind
 
 
 WIDE = {
@@ -128,7 +128,7 @@ WIDE = {
 @pytest.mark.target_cuda
 @pytest.mark.parametrize("name", WIDE)
 def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: Path) -> None:
-    """Scratch with kernels equals plain weights' scratch, also for prompts of several tiles."""
+    """Scratch with kernels is that of plain weights, also for prompts whose lanes are several tiles of a kernel."""
     config, of = tmp_path / "config.json", {"lanes": 16, "context": 512, "chunk": 256, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | WIDE[name]))
     found = {}
@@ -142,8 +142,8 @@ def test_steps_with_packed_weights_hold_no_numbers_of_them(name: str, tmp_path: 
             packed.generating(packed.prefill_lanes, 256),
             Shape("score", 16, 64, 16, 0),
         ]
-        results[scheme] = report_on(packed, steps).steps
-    for plain, packed in zip(results[None], results["int8"], strict=True):
+        found[scheme] = report_on(packed, steps).steps
+    for plain, packed in zip(found[None], found["int8"], strict=True):
         assert packed.faults == () and packed.certificate is not None
         assert packed.scratch <= 1.1 * plain.scratch and packed.moved < plain.moved
         assert packed.floor_moved is not None and plain.floor_moved is not None
@@ -172,8 +172,8 @@ def two_live_values(executable: Executable, live: LiveValues, bound: BoundContra
 
 
 def successor_elsewhere(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    aliases = executable.module.aliases
-    return replace(executable, module=replace(executable.module, aliases=aliases[1:]))
+    aliases = dict(list(executable.module.aliases.items())[1:])
+    return replace(executable, module=replace(executable.module, aliases=aliases))
 
 
 def swapped_successors(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
@@ -212,9 +212,9 @@ def over_a_turned_operand(executable: Executable, live: LiveValues, bound: Bound
 
 
 def written_while_copied(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    """Another value in the bytes that a copy next to other operations is still writing."""
-    for value in live.values:
-        if value.instruction.opcode != "copy-start" or value.index != (0,) or value.slice is None:
+    """Another value in the bytes that a copy beside other operations is still writing."""
+    for one in live.values:
+        if one.instruction.opcode != "copy-start" or one.index != (0,) or one.slice is None:
             continue
         done = next(
             at for at, each in enumerate(live.executed)
@@ -261,7 +261,7 @@ def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
             return programs[-1]
 
         patch.setattr(compiling, "compile_with_assignment", noted)
-        step = result.program(Shape("generate", 4, 1, 4))
+        step = found.program(Shape("generate", 4, 1, 4))
     return read(programs[0].compiled, programs[0].dump), step.calling.compiled_bound(step.bound)
 
 

@@ -60,7 +60,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         module.__spec__ = ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)
 
-    topology = lambda topology="1", **_: SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
+    def topology(topology: str = "1", **_: Any) -> Any:
+        return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
+
     monkeypatch.setattr(topologies, "get_topology_desc", topology)
     before = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
@@ -102,10 +104,10 @@ def test_floor_of_experts_and_keys() -> None:
     experts = sum(one.size for one in found.params if one.ndim == 3 and one.shape[0] == 8)
     every = sum(one.size for one in found.params)
     table = 97 * 32
-    saved = model.state_size(result.row_arrays.dtype)
-    vectors = sum(array.size for array in result.params if array.ndim < 2)
-    item = floor(result, Shape("generate", 1, 1, 1))
-    stored = sum(array.size * array.dtype.itemsize for array in result.params)
+    kept = model.state_size(found.row_arrays.dtype)
+    vectors = sum(one.size for one in found.params if one.ndim < 2)
+    one = floor(found, Shape("generate", 1, 1, 1))
+    stored = sum(one.size * one.dtype.itemsize for one in found.params)
     assert every > experts == 2 * 8 * 3 * 16 * 32
     cached = kept.token * (2 * KV_BLOCK + 1)
     assert one.moved == stored - 4 * table - 4 * experts * 5 // 8 + 4 * 32 + 2 * kept.fixed + cached
@@ -117,8 +119,8 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
     """A quarter of the matrices' bytes of float32, and a scale of bfloat16 for each of their rows."""
     plain, packed = engine(name, lanes=1), engine(name, lanes=1, recipe=Recipe.of("int8"))
     shape = Shape("generate", 1, 1, 1)
-    initial, final = floor(plain, shape), floor(packed, shape)
-    assert final.flops == initial.flops
+    before, after = floor(plain, shape), floor(packed, shape)
+    assert after.flops == before.flops
     saved = 0
     for one in packed.params:
         if isinstance(one, QuantisedWeight):
@@ -129,11 +131,11 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
 
 
 def test_floor_of_prompts_samples_one_token() -> None:
-    result = engine("dense_interval")
-    prompt, score = floor(result, Shape("generate", 4, 8, 4)), floor(result, Shape("score", 4, 8, 4, 0))
+    found = engine("dense_interval")
+    prompt, score = floor(found, Shape("generate", 4, 8, 4)), floor(found, Shape("score", 4, 8, 4, 0))
     head = 97 * 32
     assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
-    assert floor_of(result.row_arrays.model, KEEP, result.placement, result.row_arrays.dtype, 256) is None
+    assert floor_of(found.row_arrays.model, KEEP, found.placement, found.row_arrays.dtype, 256) is None
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,10 +165,13 @@ def test_fit_at_the_last_byte() -> None:
 
 
 def test_longest_context() -> None:
-    result = engine("sparse_base", context=128)
-    weights = result.parameters_on_a_device[1]
-    row = lambda context: engine("sparse_base", context=context).row_bytes_on_a_device
-    fit = fit_of(result, weights + 8 * row(384), "gpu", 0, None)
+    found = engine("sparse_base", context=128)
+    weights = found.parameters_on_a_device[1]
+
+    def row(context: int) -> int:
+        return engine("sparse_base", context=context).row_bytes_on_a_device
+
+    fit = fit_of(found, weights + 8 * row(384), "gpu", 0, None)
     assert (fit.longest_context, fit.context) == (384, 128)
     assert fit_of(found, weights + 8 * row(384) - 1, "gpu", 0, None).longest_context == 256
     assert fit_of(found, 1 << 40, "gpu", 0, None).longest_context == 512, "the model's own limit"
@@ -196,7 +201,9 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, kep
 def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
     """Loops by data: of those over blocks all turns of a full context count, of further passes none."""
 
-    kernel = lambda name, loop, moved: ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
+    def kernel(name: str, loop: str | None, moved: int) -> ScheduledKernel:
+        return ScheduledKernel(name, "fusion", "", "", moved, 0, moved, "bf16", 1, loop, ())
+
     over = "jit(step)/Moe/jit(expert_dot)/" + FURTHER_PASSES + "/while"
     found = kernel("once", None, 1), kernel("keys", "jit(step)/Attention/while", 10), kernel("pass", over, 1000)
     step: Any = SimpleNamespace(kernels=Kernels(found), certificate=None)
@@ -259,8 +266,11 @@ def test_steps_are_exported_for_the_platform_of_the_target(
     """JAX exports them with all of its checks: it promises to keep every custom call."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
-    result, export = list[Any](), exported.jax_export.export
-    noted = lambda *args, **options: lambda *types: result.append(export(*args, **options)(*types)) or result[-1]
+    made, export = list[Any](), exported.jax_export.export
+
+    def noted(*args: Any, **options: Any) -> Any:
+        return lambda *types: made.append(export(*args, **options)(*types)) or made[-1]
+
     monkeypatch.setattr(exported.jax_export, "export", noted)
     step = engine("dense_interval", target).program(DECODE)
     text = step.export().text
@@ -273,20 +283,20 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
     """XLA writes one that does not in a loop of compare-and-swap. Counts are sums, which places may share."""
     for name in NO_TPU:
         monkeypatch.delenv(name, raising=False)
-    result = engine("sparse_base", target)
+    found = engine("sparse_base", target)
     for shape in (DECODE, Shape("generate", 4, 8, 4), KEEP):
-        step, _ = result.programs.step(shape)
-        program = jax.make_jaxpr(step)(*result.example_arguments(shape))
-        written = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "scatter"]
-        shared = [ir.source_of(lm) for lm in written if not lm.params["unique_indices"]]
+        step, _ = found.programs.step(shape)
+        program = jax.make_jaxpr(step)(*found.example_arguments(shape))
+        written = [one for one in ir.all_eqns(program.jaxpr) if one.primitive.name == "scatter"]
+        shared = [ir.source_of(one) for one in written if not one.params["unique_indices"]]
         assert (written or shape is KEEP) and shared == []
 
 
-def test_progress_is_told_before_each_step(saved: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(saved / "cache"))
-    lines: list[tuple[int, str]] = []
-    report_on(engine(), SHAPES, lambda results, name: lines.append((results, name)))
-    assert lines == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
+def test_progress_is_told_before_each_step(kept: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
+    told: list[tuple[int, str]] = []
+    report_on(engine(), SHAPES, lambda done, name: told.append((done, name)))
+    assert told == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
 
 
 def run(*options: str) -> Result:
@@ -297,8 +307,8 @@ def run(*options: str) -> Result:
 CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 
-def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(saved / "cache"))
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    jax.config.update("jax_compilation_cache_dir", str(kept / "cache"))
     monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
     result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
     assert result.exit_code == 0, result.output
@@ -347,7 +357,7 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         catch_exceptions=False,
     )
     assert result.exit_code == 0, result.output
-    assert records == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
+    assert told == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
     text = page.read_text()
     assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
     assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"

@@ -162,19 +162,22 @@ def test_no_tokenizer(tmp_path: Path) -> None:
         assert Tokenizer.from_dir(tmp_path) is None
 
 
-@pytest.mark.parametrize(("name", "content", "message"), [
-    ("tokenizer.json", b"{}", "cannot be read"),
-    ("tokenizer.json", b"\xff", "expected UTF-8"),
-    ("tokenizer_config.json", b"[]", "expected a JSON object"),
-    ("tokenizer_config.json", b'{"extra_special_tokens": [3]}', "extra_special_tokens: expected a token, found 3"),
-    ("tokenizer_config.json", b'{"extra_special_tokens": 3}', "extra_special_tokens: expected a list or an object"),
-    ("tokenizer_config.json", b'{"chat_template": {"default": 3}}', "chat_template: expected a string, or a list"),
-    ("tokenizer_config.json", b'{"eos_token": 3}', "eos_token: expected a token, found 3"),
-    ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "chat_template: expected a string, or a list"),
-    ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder: expected an object"),
-    ("tokenizer_config.json", b" " * 16_000_001, "at most 16,000,000 bytes"),
-    ("chat_template.jinja", b" " * 4_000_001, "at most 4,000,000 bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"{}", "cannot be read"),
+        ("tokenizer.json", b"\xff", "expected UTF-8"),
+        ("tokenizer_config.json", b"[]", "expected a JSON object"),
+        ("tokenizer_config.json", b'{"extra_special_tokens": [3]}', "extra_special_tokens: expected a token, found 3"),
+        ("tokenizer_config.json", b'{"extra_special_tokens": 3}', "extra_special_tokens: expected a list or an object"),
+        ("tokenizer_config.json", b'{"chat_template": {"default": 3}}', "chat_template: expected a string, or a list"),
+        ("tokenizer_config.json", b'{"eos_token": 3}', "eos_token: expected a token, found 3"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "x"}]}', "chat_template: expected a string, or a list"),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": {}}}', "added_tokens_decoder: expected an object"),
+        ("tokenizer_config.json", b" " * 16_000_001, "at most 16,000,000 bytes"),
+        ("chat_template.jinja", b" " * 4_000_001, "at most 4,000,000 bytes"),
+    ],
+)
 def test_bad_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (save(tmp_path) / name).write_bytes(content)
     with pytest.raises(CheckpointError) as caught:

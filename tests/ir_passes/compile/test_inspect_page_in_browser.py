@@ -66,8 +66,8 @@ def test_the_page_that_the_command_writes_is_drawn_without_any_request(tmp_path:
     """The page of a step of a whole model, its weights read and its lanes measured."""
     written = tmp_path / "inspected.html"
     settings = ["--lanes", "3", "--context", "32", "--chunk", "4", "--dtype", "float32"]
-    output = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
-    assert output.exit_code == 0 and "generate 3x1 of 3, certified" in output.stdout, output.output
+    done = CliRunner().invoke(app, ["inspect", "-m", str(GOLDEN), "--html", str(written), *settings])
+    assert done.exit_code == 0 and "generate 3x1 of 3, certified" in done.stdout, done.output
     picture, requests = opened(written.read_text(encoding="utf-8"), tmp_path)
     assert not requests
     assert drawn(picture) > 1000

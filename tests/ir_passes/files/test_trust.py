@@ -36,10 +36,13 @@ def relative_link(folder: Path) -> None:
 
 
 TRUSTED: dict[str, Callable[[Path], None]] = {
-    "made by the store": lambda folder: None, "readable by all": lambda folder: folder.chmod(0o755),
-    "in a sticky folder": lambda folder: folder.parent.chmod(0o1777), "own link": own_link,
-    "relative link": relative_link, "in a folder that nobody may list": lambda folder: folder.parent.chmod(0o311),
-}  # fmt: skip
+    "made by the store": lambda folder: None,
+    "readable by all": lambda folder: folder.chmod(0o755),
+    "in a sticky folder": lambda folder: folder.parent.chmod(0o1777),
+    "own link": own_link,
+    "relative link": relative_link,
+    "in a folder that nobody may list": lambda folder: folder.parent.chmod(0o311),
+}
 
 
 @pytest.mark.parametrize("name", TRUSTED)

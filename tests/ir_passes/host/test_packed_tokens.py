@@ -17,17 +17,20 @@ def test_right_layouts_pass() -> None:
     check_packed(tokens=9, lanes=4, ids=IDS[::-1])
 
 
-@pytest.mark.parametrize(("changes", "fault", "about"), [
-    ({"cu_seqlens": CU + 1, "tokens": 10, "ids": None}, LayoutFault.BEGIN, "cu_seqlens"),
-    ({"cu_seqlens": CU[[0, 1, 3, 2, 1]], "ids": None}, LayoutFault.FALLS, "cu_seqlens"),
-    ({"tokens": 6, "ids": None}, LayoutFault.END, "cu_seqlens"),
-    ({"cu_seqlens": CU[:-1]}, LayoutFault.SHAPE, "cu_seqlens"),
-    ({"ids": IDS + (IDS == 1) * 4}, LayoutFault.RANGE, "segment id 5 of token 3"),
-    ({"ids": IDS[::-1]}, LayoutFault.DISAGREE, "segment id 4 of token 0"),
-    ({"ids": IDS[:-1]}, LayoutFault.SHAPE, "segment ids"),
-    ({"slots": [np.array([5, 1, 3, 2])]}, LayoutFault.NULL_ROW, "lane 2"),
-    ({"all_lanes": True}, LayoutFault.NO_TOKEN, "lane 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "fault", "about"),
+    [
+        ({"cu_seqlens": CU + 1, "tokens": 10, "ids": None}, LayoutFault.BEGIN, "cu_seqlens"),
+        ({"cu_seqlens": CU[[0, 1, 3, 2, 1]], "ids": None}, LayoutFault.FALLS, "cu_seqlens"),
+        ({"tokens": 6, "ids": None}, LayoutFault.END, "cu_seqlens"),
+        ({"cu_seqlens": CU[:-1]}, LayoutFault.SHAPE, "cu_seqlens"),
+        ({"ids": IDS + (IDS == 1) * 4}, LayoutFault.RANGE, "segment id 5 of token 3"),
+        ({"ids": IDS[::-1]}, LayoutFault.DISAGREE, "segment id 4 of token 0"),
+        ({"ids": IDS[:-1]}, LayoutFault.SHAPE, "segment ids"),
+        ({"slots": [np.array([5, 1, 3, 2])]}, LayoutFault.NULL_ROW, "lane 2"),
+        ({"all_lanes": True}, LayoutFault.NO_TOKEN, "lane 2"),
+    ],
+)
 def test_wrong_layouts_raise(changes: dict[str, Any], fault: LayoutFault, about: str) -> None:
     right = {"tokens": 9, "lanes": 4, "cu_seqlens": CU, "ids": IDS}
     with pytest.raises(LayoutError) as error:

@@ -109,9 +109,13 @@ def sorted_lanes(w, conv, ssm, slots, lengths, positions, x):
 
 
 RIGHT: dict[str, Step] = {
-    "gather, compute, scatter": (GATHERED := batched()), "unrolled lanes": unrolled, "loop over lanes": looped,
-    "null row written back": masked, "branch": branching, "sorted lanes": sorted_lanes,
-}  # fmt: skip
+    "gather, compute, scatter": (GATHERED := batched()),
+    "unrolled lanes": unrolled,
+    "loop over lanes": looped,
+    "null row written back": masked,
+    "branch": branching,
+    "sorted lanes": sorted_lanes,
+}
 
 
 def example(slots: Any = (1, 2, 0)) -> tuple:
@@ -710,11 +714,14 @@ def test_lanes_follow_their_values(name: str) -> None:
     np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
 
 
-@pytest.mark.parametrize(("step", "faults"), [
-    (baked, [(UntrackedFault.WRITE, "args[1], scatter"), (UntrackedFault.SUCCESSOR, "result[1]")]),
-    (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
-    (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("step", "faults"),
+    [
+        (baked, [(UntrackedFault.WRITE, "args[1], scatter"), (UntrackedFault.SUCCESSOR, "result[1]")]),
+        (decayed, [(UntrackedFault.WHOLE, "args[1], mul"), (UntrackedFault.SUCCESSOR, "result[1]")]),
+        (replaced, [(UntrackedFault.SUCCESSOR, "result[2]")]),
+    ],
+)
 def test_what_cannot_be_followed_is_refused(step: Step, faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, example(), CONTRACT)

@@ -131,15 +131,19 @@ def body_plan(name: str, edit) -> Plan:
 BODIES = {
     "without its body": (lambda e, b: {}, r"equations \[\d+\] need blocks, the plan has them for \[\]"),
     "with one body of two": (lambda e, b: {e: replace(b, bodies=b.bodies[:1])}, "runs 2 bodies, the plan has 1"),
-    "with bodies on the same bytes": (lambda e, b: {e: replace(b, bodies=tuple((0, body) for _, body in b.bodies))},
-        "bodies overlap"),
-    "with a body outside its block": (lambda e,
-        b: {e: replace(b, bodies=tuple((offset + 64, body) for offset, body in b.bodies))},
-        r"a body in bytes \[128, \d+\) of a block of \d+"),
-    "with a smaller arena for a body": (lambda e,
-        b: {e: replace(b, bodies=(b.bodies[0], (64, replace(b.bodies[1][1], size=64))))},
-        r"in its body: .*outside the arena of 64"),
-}  # fmt: skip
+    "with bodies on the same bytes": (
+        lambda e, b: {e: replace(b, bodies=tuple((0, body) for _, body in b.bodies))},
+        "bodies overlap",
+    ),
+    "with a body outside its block": (
+        lambda e, b: {e: replace(b, bodies=tuple((offset + 64, body) for offset, body in b.bodies))},
+        r"a body in bytes \[128, \d+\) of a block of \d+",
+    ),
+    "with a smaller arena for a body": (
+        lambda e, b: {e: replace(b, bodies=(b.bodies[0], (64, replace(b.bodies[1][1], size=64))))},
+        r"in its body: .*outside the arena of 64",
+    ),
+}
 
 
 @pytest.mark.parametrize(("edit", "message"), BODIES.values(), ids=BODIES)

@@ -217,13 +217,16 @@ ENTRY main {
 """
 
 
-@pytest.mark.parametrize(("result", "operand", "backend", "expected"), [
-    (0, 0, "NCCL", []),
-    (1, 1, "NCCL", []),
-    (0, 1, "NCCL", [(1, (0,))]),
-    (1, 0, "NCCL", [(0, (1,))]),
-    (0, 0, "NVSHMEM", [(0, (0,))]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("result", "operand", "backend", "expected"),
+    [
+        (0, 0, "NCCL", []),
+        (1, 1, "NCCL", []),
+        (0, 1, "NCCL", [(1, (0,))]),
+        (1, 0, "NCCL", [(0, (1,))]),
+        (0, 0, "NVSHMEM", [(0, (0,))]),
+    ],
+)
 def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:

@@ -126,21 +126,29 @@ def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str
 
 
 @pytest.mark.parametrize("base", [NEXT, SPARSE], ids=["next", "sparse"])
-@pytest.mark.parametrize(("change", "message"), [
-    ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8), found 9"),
-    ({"num_experts": None}, "num_experts: expected a whole number of at least 1"),
-    ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
-    ({"shared_expert_intermediate_size": 0.5}, "shared_expert_intermediate_size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok: expected at most num_experts (8), found 9"),
+        ({"num_experts": None}, "num_experts: expected a whole number of at least 1"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
+        ({"shared_expert_intermediate_size": 0.5}, "shared_expert_intermediate_size"),
+    ],
+)
 def test_faulty_experts_are_refused(base: dict[str, Any], change: dict[str, Any], message: str) -> None:
     assert any(fault.startswith(message) for fault in faults_of(base | change))
 
 
 def test_every_fault_is_in_one_error() -> None:
     wrong = {
-        "hidden_act": "gelu", "attention_bias": True, "num_key_value_heads": 3, "linear_num_value_heads": 3,
-        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1}, "layer_types": [], "vocab_size": None,
-    }  # fmt: skip
+        "hidden_act": "gelu",
+        "attention_bias": True,
+        "num_key_value_heads": 3,
+        "linear_num_value_heads": 3,
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": -1},
+        "layer_types": [],
+        "vocab_size": None,
+    }
     with pytest.raises(ConfigError) as error:
         read({"model_type": "qwen3_5", "text_config": DENSE | wrong, "tie_word_embeddings": 1})
     message = str(error.value)

@@ -72,16 +72,19 @@ def test_rank_of_the_time_step_by_default() -> None:
     assert isinstance(mixer, Mamba1Config) and (mixer.rank, mixer.width) == (3, 80)
 
 
-@pytest.mark.parametrize(("name", "fields", "fault"), [
-    ("mamba_base", {"use_bias": True}, "use_bias"),
-    ("mamba_base", {"hidden_act": "gelu"}, "hidden_act"),
-    ("mamba_base", {"rms_norm": False}, "rms_norm"),
-    ("jamba_base", {"mamba_proj_bias": True}, "mamba_proj_bias"),
-    ("jamba_base", {"attn_layer_offset": 3}, "attn_layer_offset"),
-    ("jamba_base", {"expert_layer_offset": 2}, "expert_layer_offset"),
-    ("jamba_base", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
-    ("jamba_base", {"sliding_window": 128}, "sliding_window"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "fields", "fault"),
+    [
+        ("mamba_base", {"use_bias": True}, "use_bias"),
+        ("mamba_base", {"hidden_act": "gelu"}, "hidden_act"),
+        ("mamba_base", {"rms_norm": False}, "rms_norm"),
+        ("jamba_base", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("jamba_base", {"attn_layer_offset": 3}, "attn_layer_offset"),
+        ("jamba_base", {"expert_layer_offset": 2}, "expert_layer_offset"),
+        ("jamba_base", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ("jamba_base", {"sliding_window": 128}, "sliding_window"),
+    ],
+)
 def test_faults_of_mamba_configs_are_named(name: str, fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(tiny(name) | fields)

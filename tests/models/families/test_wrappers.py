@@ -12,9 +12,13 @@ from models.families.wrappers import JEV
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 CHECKPOINTS = {
-    None: "lfm2_base", "lfm2": "lfm2_base", "qwen3_5_text": "dense_interval", "qwen3_5_moe_text": "sparse_base",
-    "nemotron_h": "nemotron_latent", "bailing_hybrid": "ling_base",
-}  # fmt: skip
+    None: "lfm2_base",
+    "lfm2": "lfm2_base",
+    "qwen3_5_text": "dense_interval",
+    "qwen3_5_moe_text": "sparse_base",
+    "nemotron_h": "nemotron_latent",
+    "bailing_hybrid": "ling_base",
+}
 """`model_type` of a text model -> a checkpoint of its family."""
 # Outer type, key of the inner config, root of the inner tensors and name of the head, tensors of other parts.
 FILES: list[tuple[str, str, str, str, list[str]]] = [
@@ -96,13 +100,16 @@ def test_names_and_configuration(model_type: str, key: str, root: str, head: str
     assert not any(inner.skips(part) for part in parts if not part.startswith(("model.visual", "mtp")))
 
 
-@pytest.mark.parametrize(("in_file", "name"), [
-    ("llm.model.embed_tokens.weight", "backbone.embeddings.weight"),
-    ("llm.model.norm.weight", "backbone.norm_f.weight"),
-    ("llm.model.layers.0.mixer._fp32_params.A_log", "backbone.layers.0.mixer.A_log"),
-    ("llm.model.layers.0.mixer.in_proj.weight", "backbone.layers.0.mixer.in_proj.weight"),
-    ("llm.lm_head.weight", "lm_head.weight"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("in_file", "name"),
+    [
+        ("llm.model.embed_tokens.weight", "backbone.embeddings.weight"),
+        ("llm.model.norm.weight", "backbone.norm_f.weight"),
+        ("llm.model.layers.0.mixer._fp32_params.A_log", "backbone.layers.0.mixer.A_log"),
+        ("llm.model.layers.0.mixer.in_proj.weight", "backbone.layers.0.mixer.in_proj.weight"),
+        ("llm.lm_head.weight", "lm_head.weight"),
+    ],
+)
 def test_names_as_nemo_exports_them(in_file: str, name: str) -> None:
     family = family_of(wrapped("nemo_speechlm"))
     assert family.canonical(in_file) == name and not family.skips(name)
@@ -130,12 +137,16 @@ def test_an_unknown_wrapper_is_refused_by_name(model_type: str) -> None:
         family_of({"model_type": model_type, "text_config": inner_config("lfm2_vl")})
 
 
-@pytest.mark.parametrize("fields", [
-    {},
-    {"text_config": None},
-    {"text_config": []},
-    {"text_config": inner_config("lfm2_vl"), "llm_config": inner_config("minicpmv4_6")},
-], ids=["none", "null", "list", "two"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"text_config": None},
+        {"text_config": []},
+        {"text_config": inner_config("lfm2_vl"), "llm_config": inner_config("minicpmv4_6")},
+    ],
+    ids=["none", "null", "list", "two"],
+)
 def test_one_text_model_is_required(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="text_config"):
         family_of({"model_type": "lfm2_vl", **fields})
@@ -175,14 +186,17 @@ def test_the_head_is_the_embedding_where_the_whole_model_says_so(model_type: str
     assert family_of(fields).read_config(fields).tied is tied
 
 
-@pytest.mark.parametrize(("fields", "ids"), [
-    (wrapped("lfm2_vl"), (396,)),
-    (wrapped("lfm2_vl", image_token_id=7), (7,)),
-    (wrapped("minicpmv4_6", image_token_id=5, video_token_id=4), (4, 5)),
-    (wrapped("nemotron_h_omni", img_context_token_id=9, sound_context_token_id=8, audio_token_id=None), (8, 9)),
-    (json.loads((GOLDEN / "dense_multimodal" / "config.json").read_text()), (95, 96)),
-    (json.loads((GOLDEN / "dense_interval" / "config.json").read_text()), ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "ids"),
+    [
+        (wrapped("lfm2_vl"), (396,)),
+        (wrapped("lfm2_vl", image_token_id=7), (7,)),
+        (wrapped("minicpmv4_6", image_token_id=5, video_token_id=4), (4, 5)),
+        (wrapped("nemotron_h_omni", img_context_token_id=9, sound_context_token_id=8, audio_token_id=None), (8, 9)),
+        (json.loads((GOLDEN / "dense_multimodal" / "config.json").read_text()), (95, 96)),
+        (json.loads((GOLDEN / "dense_interval" / "config.json").read_text()), ()),
+    ],
+)
 def test_placeholders(fields: dict[str, Any], ids: tuple[int, ...]) -> None:
     assert family_of(fields).read_config(fields).placeholders == ids
 

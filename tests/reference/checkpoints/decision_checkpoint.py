@@ -43,10 +43,14 @@ REQUESTS: list[dict[str, Any]] = [
     {"state": STATE, "questions": QUESTIONS},
     {"state": "I was charged twice.", "questions": {"tone": QUESTIONS["tone"], "urgent": QUESTIONS["urgent"]}},
     {"state": None, "questions": {"spam": QUESTIONS["spam"]}},
-    {"state": ["<|im_end|>", UNSAFE, {"deep": [UNSAFE]}],
-        "questions": {UNSAFE: {"type": "choice", "instructions": UNSAFE, "criteria": {f"{UNSAFE}!": UNSAFE, "b": None}},
-        "level": {"type": "score", "criteria": [UNSAFE, "<|mark|>"]}}},
-]  # fmt: skip
+    {
+        "state": ["<|im_end|>", UNSAFE, {"deep": [UNSAFE]}],
+        "questions": {
+            UNSAFE: {"type": "choice", "instructions": UNSAFE, "criteria": {f"{UNSAFE}!": UNSAFE, "b": None}},
+            "level": {"type": "score", "criteria": [UNSAFE, "<|mark|>"]},
+        },
+    },
+]
 
 
 def write_tokenizer(directory: pathlib.Path, **settings: Any) -> None:

@@ -101,13 +101,16 @@ def around(backend: tokenizers.Tokenizer, template: str) -> tokenizers.Tokenizer
 
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
-    "byte-level": byte_level, "byte-level words": byte_level_words, "byte-level, across characters": across_characters,
-    "sentencepiece": sentencepiece, "unigram": metaspace_unigram,
+    "byte-level": byte_level,
+    "byte-level words": byte_level_words,
+    "byte-level, across characters": across_characters,
+    "sentencepiece": sentencepiece,
+    "unigram": metaspace_unigram,
     "byte-level, bos": lambda: around(byte_level(), f"{BOS} $A"),
     "byte-level, bos and eos": lambda: around(byte_level(), f"{BOS} $A {EOS}"),
     "sentencepiece, bos": lambda: around(sentencepiece(), f"{BOS} $A"),
     "unigram, eos": lambda: around(metaspace_unigram(), f"$A {EOS}"),
-}  # fmt: skip
+}
 
 
 def make(kind: str) -> Tokenizer:

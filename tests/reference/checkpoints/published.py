@@ -17,10 +17,15 @@ _QWEN = {
     "linear_value_head_dim": 128,
 }
 _QWEN3_5 = _QWEN | {
-    "vocab_size": 248320, "attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
-    "mtp_use_dedicated_embeddings": False, "full_attention_interval": 4, "partial_rotary_factor": 0.25,
+    "vocab_size": 248320,
+    "attn_output_gate": True,
+    "mamba_ssm_dtype": "float32",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "full_attention_interval": 4,
+    "partial_rotary_factor": 0.25,
     "rope_parameters": _ROPE | {"mrope_section": [11, 11, 10], "mrope_interleaved": True},
-}  # fmt: skip
+}
 _FOURTH = (["linear_attention"] * 3 + ["full_attention"]) * 16
 _TEXT_35B: dict[str, Any] = _QWEN3_5 | {
     "hidden_size": 2048,
@@ -41,14 +46,24 @@ QWEN3_5_35B: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _TEXT_122B: dict[str, Any] = _TEXT_35B | {
-    "hidden_size": 3072, "num_hidden_layers": 48, "layer_types": _FOURTH[:48], "num_attention_heads": 32,
-    "linear_num_value_heads": 64, "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024,
-}  # fmt: skip
+    "hidden_size": 3072,
+    "num_hidden_layers": 48,
+    "layer_types": _FOURTH[:48],
+    "num_attention_heads": 32,
+    "linear_num_value_heads": 64,
+    "moe_intermediate_size": 1024,
+    "shared_expert_intermediate_size": 1024,
+}
 QWEN3_5_122B: dict[str, Any] = QWEN3_5_35B | {"text_config": _TEXT_122B}
 _TEXT_27B: dict[str, Any] = _QWEN3_5 | {
-    "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64, "layer_types": _FOURTH,
-    "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48,
-}  # fmt: skip
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "num_hidden_layers": 64,
+    "layer_types": _FOURTH,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 48,
+}
 QWEN3_5_27B: dict[str, Any] = {
     "model_type": "qwen3_5",
     "text_config": _TEXT_27B,

@@ -1,6 +1,6 @@
 """Quantised checkpoints written from the published formulas in float64, apart from the code under test.
 
-`LAYOUTS` quantises one matrix: the tensors next to each other in the file, and the numbers that they stand for.
+`LAYOUTS` quantises one matrix: the tensors beside each other in the file, and the numbers that they stand for.
 `write_quantised` rewrites a plain checkpoint.
 """
 
@@ -21,7 +21,7 @@ GROUP = 8
 
 
 class Quantised(NamedTuple):
-    """Tensors by suffix of the matrix or its module, and exact numbers."""
+    """Tensors by their suffix behind the name of the matrix, or of its module, and exact numbers."""
 
     tensors: dict[str, Stored]
     exact: np.ndarray
@@ -283,14 +283,17 @@ LAYOUTS: Mapping[str, Layout] = {
     "nf4": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4"))),
     "nf4-nested": Layout("nf4", bitsandbytes("nf4"), lambda w: Quantised(*four_bits(w, "nf4", nested=True))),
     "fp4": Layout("fp4", bitsandbytes("fp4"), lambda w: Quantised(*four_bits(w, "fp4"))),
-    "llm-int8": Layout("llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True},
-        lambda w: Quantised(*llm_int8(w))),
+    "llm-int8": Layout(
+        "llm-int8", {"quant_method": "bitsandbytes", "load_in_8bit": True}, lambda w: Quantised(*llm_int8(w))
+    ),
     "torchao-float8": Layout("fp8-channel", torchao("Float8WeightOnlyConfig"), torchao_float8),
-    "torchao-int8": Layout("int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)),
-        (1, GROUP)),
-    "torchao-int4": Layout("int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)),
-        (1, GROUP)),
-}  # fmt: skip
+    "torchao-int8": Layout(
+        "int8", torchao("Int8WeightOnlyConfig"), lambda w: Quantised(*int8_groups(w, GROUP)), (1, GROUP)
+    ),
+    "torchao-int4": Layout(
+        "int4-affine", torchao("Int4WeightOnlyConfig"), lambda w: Quantised(*int4(w, GROUP)), (1, GROUP)
+    ),
+}
 
 
 def named(name: str, tensors: Mapping[str, Stored]) -> dict[str, Stored]:

@@ -29,9 +29,13 @@ _STEM = {
     "falcon_h1": "FalconH1",
 }
 _VISION = {
-    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 4,
     "num_position_embeddings": 16,
-}  # fmt: skip
+}
 
 
 def write_checkpoint(variant: Variant, seed: int, directory: pathlib.Path) -> None:

@@ -7,12 +7,20 @@ every kind of layer of Nemotron-H by each spelling of its pattern, chosen groups
 from typing import Any
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
+    "vocab_size": 331,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_size": 64,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 _MAMBA2 = _COMMON | {
-    "num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2, "num_hidden_layers": 2,
-}  # fmt: skip
+    "num_heads": 8,
+    "head_dim": 16,
+    "state_size": 12,
+    "n_groups": 2,
+    "num_hidden_layers": 2,
+}
 _NEMOTRON = _COMMON | {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -26,9 +34,13 @@ _NEMOTRON = _COMMON | {
     "layers_block_type": ["linear_attention", "mlp", "full_attention"],
 }
 _EXPERTS = {
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
-}  # fmt: skip
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+    "routed_scaling_factor": 2.5,
+}
 _HYBRID = _COMMON | {
     "intermediate_size": 96,
     "num_attention_heads": 4,
@@ -41,9 +53,13 @@ _HYBRID = _COMMON | {
     "num_hidden_layers": 2,
 }
 _GRANITE = _HYBRID | {
-    "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 48, "embedding_multiplier": 2.0,
-    "logits_scaling": 1.5, "residual_multiplier": 0.7, "attention_multiplier": 0.25,
-}  # fmt: skip
+    "layer_types": ["linear_attention", "full_attention"],
+    "shared_intermediate_size": 48,
+    "embedding_multiplier": 2.0,
+    "logits_scaling": 1.5,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.25,
+}
 
 _MAMBA = _COMMON | {"state_size": 12, "conv_kernel": 4, "time_step_rank": 6, "num_hidden_layers": 2}
 _JAMBA = _COMMON | {

@@ -254,9 +254,13 @@ LFM = (
 MAMBA = tuple(Variant(name, **fields) for name, fields in MAMBA_VARIANTS.items())
 
 LATENT = {
-    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
     "qk_nope_head_dim": 12,
-}  # fmt: skip
+}
 KIMI_BASE = (
     SMALL
     | LATENT
@@ -351,10 +355,14 @@ LING = (
 )
 
 OLMO_BASE = SMALL | {
-    "num_key_value_heads": 4, "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 24,
-}  # fmt: skip
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 24,
+}
 OLMO = (
     Variant("olmo_base", "olmo_hybrid", OLMO_BASE),
     Variant(

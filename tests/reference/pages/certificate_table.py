@@ -15,9 +15,13 @@ from models import family_of
 
 LANES, TOKENS = 4, 8
 STEPS = (
-    f"prompts, {LANES} x {TOKENS}", f"decoding, {LANES} x 1", f"verification, {LANES} x 5",
-    f"scoring, {LANES} x {TOKENS}", "parts of a row kept and put back", "decoding, 1 x 1, bfloat16",
-)  # fmt: skip
+    f"prompts, {LANES} x {TOKENS}",
+    f"decoding, {LANES} x 1",
+    f"verification, {LANES} x 5",
+    f"scoring, {LANES} x {TOKENS}",
+    "parts of a row kept and put back",
+    "decoding, 1 x 1, bfloat16",
+)
 """The parts of a row are its arrays of fixed size and, where there are any, those that grow: two steps for each."""
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
@@ -50,10 +54,10 @@ def certified(checkpoint: str) -> Row:
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=TOKENS)
     shapes = all_shapes(lm.engine, only_full=True, drafts=True)
     assert len(shapes) == len(STEPS) - 2
-    engine = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
+    alone = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
     verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
     verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
-    verdicts.append(verdict([engine.program(engine.generating(1, 1)).certificate]))
+    verdicts.append(verdict([alone.program(alone.generating(1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 
 

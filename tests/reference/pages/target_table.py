@@ -20,9 +20,13 @@ from ir_passes.targets import read_target
 
 LANES, CONTEXT, CHUNK = 4, 64, 8
 TARGETS = (
-    "nvidia-h100", "tpu-v5e", "nvidia-h100:4 data=2,model=2", "tpu-v5e:4 data=2,model=2",
-    "nvidia-h100:4 model=2,expert=2", "tpu-v5e:4 model=2,expert=2",
-)  # fmt: skip
+    "nvidia-h100",
+    "tpu-v5e",
+    "nvidia-h100:4 data=2,model=2",
+    "tpu-v5e:4 data=2,model=2",
+    "nvidia-h100:4 model=2,expert=2",
+    "tpu-v5e:4 model=2,expert=2",
+)
 """Names of targets, with the mesh of those of several devices."""
 MODELS = ("Qwen3.5-35B-A3B", "Nemotron-3-Nano", "Kimi-Linear-48B", "Granite-4.0-H-Small")
 MODEL_TARGETS = ("nvidia-h100", "nvidia-h200", "tpu-v5e:8 model=8")
@@ -67,8 +71,8 @@ class Row:
 
     Attributes:
         target, checkpoint, step: which.
-        verdict: `GOOD`, or the fault.
-        scratch, over_floor, seconds: what it needs next to weights and rows, in kB; bytes that it moves over those that
+        verdict: `GOOD`, or what is wrong.
+        scratch, over_floor, seconds: what it needs beside weights and rows, in kB; bytes that it moves over those that
             it has to, empty for moves of rows; of XLA's compilation.
     """
 
@@ -104,7 +108,7 @@ class ModelRow:
 
     @property
     def good(self) -> bool:
-        """True if nothing is wrong; a model that does not fit is not wrong."""
+        """Whether nothing is wrong; a model that does not fit is none of it."""
         return self.verdict == GOOD or self.fit.startswith("no")
 
 
@@ -193,21 +197,21 @@ def page(rows: Sequence[Row], models: Sequence[ModelRow] = ()) -> str:
         lines += ["", f"Not compiled: {', '.join(absent)}."] if absent else []
         parts.append(PUBLISHED_HEAD + "\n" + "\n".join(lines) + "\n")
     for target in sorted({row.target for row in rows}, key=lambda name: (name not in TARGETS, _place(TARGETS, name))):
-        source = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
-        good = sum(row.good for row in source)
-        lines = [f"## {target}: {good} of {len(source)} steps without a finding", ""]
-        lines += _table(source)
-        absent = [name for name in NAMES if name not in {row.checkpoint for row in source}]
-        names = [name for name in absent if not is_split(name, target)]
-        missing = [name for name in absent if name not in names]
-        lines += ["", f"Without experts: {', '.join(names)}."] if names else []
+        here = sorted((row for row in rows if row.target == target), key=lambda row: _place(NAMES, row.checkpoint))
+        good = sum(row.good for row in here)
+        lines = [f"## {target}: {good} of {len(here)} steps without a finding", ""]
+        lines += _table(here)
+        absent = [name for name in NAMES if name not in {row.checkpoint for row in here}]
+        alone = [name for name in absent if not is_split(name, target)]
+        missing = [name for name in absent if name not in alone]
+        lines += ["", f"Without experts: {', '.join(alone)}."] if alone else []
         lines += ["", f"Not compiled: {', '.join(missing)}."] if missing else []
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    """Return a target's table: a line per checkpoint, a column per step."""
+    """Return the lines of a target's table: a line for each checkpoint, a column for each step."""
     steps = list(dict.fromkeys(row.step for row in rows))
     cells = {(row.checkpoint, row.step): _cell(row) for row in rows}
     checkpoints = dict.fromkeys(row.checkpoint for row in rows)

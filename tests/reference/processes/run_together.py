@@ -60,7 +60,7 @@ def everything(lm: hybridlm.LM) -> dict[str, Any]:
 
 def befall(fault: str) -> None:
     """Prepare a fault of this process."""
-    get, records, traced = KeyValues.get, KeyValues.set, Programs.step
+    get, told, traced = KeyValues.get, KeyValues.set, Programs.step
     run, move, new_rows = Engine.run, ManyProcesses.move, Engine.new_rows
 
     def flipped(self: KeyValues, name: str, seconds: float) -> bytes | None:
@@ -85,7 +85,8 @@ def befall(fault: str) -> None:
         in_turn(name)
         told(self, name, value)
 
-    earlier = lambda self, name, seconds: get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
+    def earlier(self: KeyValues, name: str, seconds: float) -> bytes | None:
+        return get(self, name.replace(f"/{AT}/0", f"/{AT - 1}/0"), seconds)
 
     def other_batch(self: Engine, shape: Shape, pool: Any, rows: Any, inputs: Any, **rest: Any) -> Any:
         if shape.tokens == 1:
@@ -96,8 +97,8 @@ def befall(fault: str) -> None:
 
     def other_slot(self: ManyProcesses, step: Move, examples: Any) -> None:
         befallen()
-        read, write, *rest = step.maps
-        move(self, step._replace(maps=(read, write + np.int32(1), *rest)), examples)
+        read, write, *others = step.maps
+        move(self, step._replace(maps=(read, write + np.int32(1), *others)), examples)
 
     def other_step(self: Programs, shape: Any) -> Any:
         step, contract = traced(self, shape)
@@ -150,8 +151,10 @@ def befallen() -> None:
 def watch_rows() -> None:
     """Say at a disagreement whether the rows of this process are as they were before the step."""
     call, disagree = ProcessGroup.call, ProcessGroup._disagree
-    saved: dict[int, bool] = {}
-    local = lambda tree: [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
+    kept: dict[int, bool] = {}
+
+    def local(tree: Any) -> list[np.ndarray]:
+        return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
     def looked(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
         number, before = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])

@@ -29,9 +29,9 @@ class Leak(NamedTuple):
     """The leak that was seen.
 
     Attributes:
-        change: its description, as "inputs of lane 2".
+        change: what was changed, as "inputs of lane 2".
         seen: what changed that must not, as "result[1], row 3".
-        run: number of the run among all draws.
+        run: number of the run among those of all draws.
     """
 
     change: str
@@ -41,10 +41,10 @@ class Leak(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a step: arguments, and parts that may differ from the unchanged run.
+    """One run of a step: its arguments, and what may differ from the unchanged run.
 
     Attributes:
-        change: its description.
+        change: what was changed.
         leaves: the arguments, flat.
         lanes: lanes that may differ.
     """
@@ -455,7 +455,7 @@ class Claims:
 
 
 def _bytes(stacked: np.ndarray, axis: int) -> np.ndarray:
-    """[run, row, byte], with one NaN for all signs (they vary in numpy)."""
+    """[run, row, byte], with all NaN alike: their sign depends on which of numpy's loops computes an element."""
     rows = np.moveaxis(stacked, axis, 1)
     if jax.numpy.issubdtype(rows.dtype, np.floating):
         rows = np.where(rows != rows, np.asarray(np.nan, rows.dtype), rows)

@@ -18,10 +18,13 @@ from ir_passes.jaxpr.primitives import COMBINING, CUMULATIVE, ELEMENTWISE, IDENT
 
 PRECISE = "cbrt cos cosh exp exp2 expm1 log log1p log2 logistic rsqrt sin sinh sqrt tan tanh".split()
 PARAMETERS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(PRECISE, {"accuracy": None}), "integer_pow": {"y": 3}, "mul": {"out_dtype": None},
+    **dict.fromkeys(PRECISE, {"accuracy": None}),
+    "integer_pow": {"y": 3},
+    "mul": {"out_dtype": None},
     "reduce_precision": {"exponent_bits": 5, "mantissa_bits": 2},
-    "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN}, "name": {"name": "x"},
-}  # fmt: skip
+    "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
+    "name": {"name": "x"},
+}
 
 
 class Form(NamedTuple):

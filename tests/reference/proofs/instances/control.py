@@ -135,9 +135,12 @@ def _either(*builders: Builder) -> Builder:
 
 
 BUILDERS: dict[str, Builder] = {
-    "cond": _cond, "while": _either(_while, _while, _while, _rows_loop),
+    "cond": _cond,
+    "while": _either(_while, _while, _while, _rows_loop),
     "scan": _either(_scan, _scan, _scan, _scan, _layers, _rows_loop),
-    "jit": lambda o: _call(jax.jit(lambda x, y: _mixing(o, x, y)))(o), "custom_jvp_call": _call(_with_jvp),
-    "custom_vjp_call": _call(_with_vjp), "custom_vmap_call": _call(_with_vmap),
+    "jit": lambda o: _call(jax.jit(lambda x, y: _mixing(o, x, y)))(o),
+    "custom_jvp_call": _call(_with_jvp),
+    "custom_vjp_call": _call(_with_vjp),
+    "custom_vmap_call": _call(_with_vmap),
     "checkpoint": _call(jax.checkpoint(lambda x, y: jnp.cos(x) + y)),
-}  # fmt: skip
+}

@@ -192,13 +192,20 @@ def _tridiagonal_solve(operands: Operands) -> Array:
 
 
 BUILDERS: dict[str, Builder] = {
-    "dot_general": _dot, "ragged_dot_general": _ragged, "conv_general_dilated": _convolution, "fft": _fft,
-    "triangular_solve": _triangular, "cholesky": lambda o: lax.linalg.cholesky(_symmetric(o), symmetrize_input=False),
+    "dot_general": _dot,
+    "ragged_dot_general": _ragged,
+    "conv_general_dilated": _convolution,
+    "fft": _fft,
+    "triangular_solve": _triangular,
+    "cholesky": lambda o: lax.linalg.cholesky(_symmetric(o), symmetrize_input=False),
     "eigh": lambda o: list(lax.linalg.eigh(_symmetric(o), symmetrize_input=False)),
     "eig": lambda o: list(lax.linalg.eig(_square(o)[0])),
     "svd": lambda o: list(lax.linalg.svd(_rectangle(o), full_matrices=o.chance(0.5))),
     "qr": lambda o: list(lax.linalg.qr(_rectangle(o), full_matrices=o.chance(0.5))),
-    "lu": lambda o: list(lax.linalg.lu(_square(o)[0])), "lu_pivots_to_permutation": _pivots,
-    "householder_product": _householder, "schur": lambda o: list(lax.linalg.schur(_square(o)[0])),
-    "tridiagonal": lambda o: list(lax.linalg.tridiagonal(_symmetric(o))), "tridiagonal_solve": _tridiagonal_solve,
-}  # fmt: skip
+    "lu": lambda o: list(lax.linalg.lu(_square(o)[0])),
+    "lu_pivots_to_permutation": _pivots,
+    "householder_product": _householder,
+    "schur": lambda o: list(lax.linalg.schur(_square(o)[0])),
+    "tridiagonal": lambda o: list(lax.linalg.tridiagonal(_symmetric(o))),
+    "tridiagonal_solve": _tridiagonal_solve,
+}

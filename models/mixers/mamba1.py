@@ -134,7 +134,8 @@ class Mamba1(Recurrent):
         else:
             states, outputs = lax.scan(token, rows, inputs)
         y = jnp.moveaxis(outputs, 0, 1) + self.D[...][None, None] * x
-        return y, ConvRecurrentState(conv, None if info.verifying else put_rows(state.recurrent, info.slots, states))
+        recurrent = state.recurrent if info.verifying else put_rows(state.recurrent, info.slots, states)
+        return y, ConvRecurrentState(conv, recurrent)
 
     def _selected(self, x: Inner) -> tuple[Array, Array, Array]:
         """Return time steps [lane, token, inner], and B and C [lane, token, state]."""

@@ -102,9 +102,11 @@ def test_labels_are_distinct_single_tokens(text_lm: hybridlm.LM, tmp_path: Path)
 
 def test_numbers_that_are_none_stop_it(lm: hybridlm.LM, tmp_path: Path) -> None:
     assert lm.tokenizer is not None
+    token = lm.tokenizer.token_to_id("@")
+    assert token is not None
     requests = [{"id": i, "state": state, "questions": QUESTIONS} for i, state in enumerate(["a", "@", "b"])]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(request) + "\n" for request in requests))
-    with nan_token(lm, lm.tokenizer.token_to_id("@")):
+    with nan_token(lm, token):
         with pytest.raises(hybridlm.NumericalError, match=r"requests\[1\]: "):
             lm.decide_requests([{"state": request["state"], "questions": QUESTIONS} for request in requests])
         assert lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl").errors == 1

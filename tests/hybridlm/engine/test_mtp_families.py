@@ -142,5 +142,6 @@ def test_a_head_that_is_not_implemented_is_a_fault(
 
 def test_a_saved_model_whose_config_describes_no_head_is_read(tmp_path: Path) -> None:
     folder = write_random_checkpoint("nemotron_latent", tmp_path / "m", num_nextn_predict_layers=0)
-    hybridlm.load(folder, **LOADED | {"draft_tokens": 4}).save(tmp_path / "saved")
+    settings: dict[str, Any] = LOADED | {"draft_tokens": 4}
+    hybridlm.load(folder, **settings).save(tmp_path / "saved")
     assert hybridlm.load(tmp_path / "saved", **LOADED).params

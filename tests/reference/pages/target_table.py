@@ -50,8 +50,8 @@ steps of published models, compiled for machines that were not there, by `python
 Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([accelerators](../accelerators.md)) and seconds
 of XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited,
 not the cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the
-Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts. The figures are of
-steps where row i was lane i (2026-11-28); steps that find their rows by slot are not compiled for all targets yet.
+Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts. The figures are
+of steps where row i was lane i (2026-11-28); steps that find their rows by slot are not compiled for all targets yet.
 """
 PUBLISHED_HEAD = f"""## Published models
 

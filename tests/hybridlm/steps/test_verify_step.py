@@ -93,7 +93,7 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
 
     In every lane at once.
     """
-    step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens))
+    step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens, steps.lanes))
     args = steps.lm.engine.params, scene.rows, scene.inputs
     positional = ("key", "value")
     seen = unaccepted_reach(step, args, contract, {"args[2].batch.tokens": 1}, lambda path: path.endswith(positional))

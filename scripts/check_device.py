@@ -90,7 +90,7 @@ def run_part(name: str, options: argparse.Namespace) -> None:
     else:
         from device_layers import check_layers
 
-        check_layers(records, options.rehearse, few=bool(PARTS[name].flags))
+        check_layers(records, options.rehearse, short=bool(PARTS[name].flags))
     sys.stderr.flush()
     os._exit(0)  # does not wait for threads that still compile
 

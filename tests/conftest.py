@@ -1,4 +1,4 @@
-"""Settings of every test: strict dtypes and ranks, eight virtual CPU devices, a compilation cache of the tests' own.
+"""Settings of every test: strict dtypes, eight virtual CPU devices, a private compilation cache.
 
 Warnings are errors and array annotations of hybridlm and models are executed (pyproject.toml, [tool.pytest]).
 """
@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# XLA compiles in a third of the time: LLVM leaves the loops as they are, and fusions and scatters are emitted in an
+# XLA compiles in a third of the time: LLVM leaves the loops alone, and fusions and scatters are emitted in an
 # older and simpler way, which later versions do not have. Tests about XLA's own programs compile those as for users
 # (tests/reference/compiled/as_for_users.py); parts of .ci/run and .ci/long compile everything so.
 _flags = os.environ.get("XLA_FLAGS", "").split()
@@ -31,7 +31,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _cache = tempfile.TemporaryDirectory(prefix="hybridlm-tests-", ignore_cleanup_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache.name
 
-# Nothing of what is imported and collected is garbage; looking for it takes a third of that time.
+# No imported or collected object is garbage; looking for it takes a third of that time.
 gc.disable()
 
 import hypothesis
@@ -50,7 +50,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Build the kernels for CPUs anew where their sources have changed; an installation has built them already."""
+    """Rebuild the CPU kernels if their sources have changed since installation."""
     from models.cpu_kernels import build
 
     if not hasattr(config, "workerinput") and not build.is_current() and build.compiler() is not None:
@@ -66,7 +66,7 @@ def has_no_compiler() -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU, or the library of kernels, where there is none; say why."""
+    """Skip tests that need a GPU or the kernel library if it is missing."""
     if (
         item.get_closest_marker("gpu") is not None and jax.default_backend() != "gpu"
     ):  # a keyword is a folder's name, too
@@ -82,7 +82,7 @@ def root() -> Path:
 
 
 def pytest_collection_finish() -> None:
-    """Imported objects stay: the collector need not look at it again, nor as often at what is traced."""
+    """Freeze imported objects, so that the garbage collector runs rarely while steps are traced."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

@@ -1,4 +1,4 @@
-"""The default tests, `--rest` and the shares have every test once; of products each value runs by default."""
+"""Default tests, `--rest` and shares partition all tests; products cover each value."""
 
 import re
 from collections.abc import Callable
@@ -137,14 +137,14 @@ def test_some_of_each_test_differ_in_all_parameters(chosen: Chosen, wanted: int)
 def test_of_a_product_each_value_runs(chosen: Chosen) -> None:
     def sets(*options: str) -> set[tuple[str, ...]]:
         names = [re.fullmatch(r"test_values\[(.+)\]", name) for name in chosen(*options)]
-        return {tuple(found[1].split("-")) for found in names if found is not None}
+        return {tuple(name[1].split("-")) for name in names if name is not None}
 
-    few, rest = sets("test_of_a_choice.py"), sets("-m", "long")
-    assert [set(values) for values in zip(*few, strict=True)] == [set("0123"), set("xyz"), {"0.5", "None"}]
-    assert len(few) == 4, "the values of the longest parameter, each once"
-    assert few | rest == set(product("0123", "xyz", ("0.5", "None"))) and not few & rest
+    small, rest = sets("test_of_a_choice.py"), sets("-m", "long")
+    assert [set(values) for values in zip(*small, strict=True)] == [set("0123"), set("xyz"), {"0.5", "None"}]
+    assert len(small) == 4, "the values of the longest parameter, each once"
+    assert small | rest == set(product("0123", "xyz", ("0.5", "None"))) and not small & rest
 
 
 def test_what_is_long_is_no_value_of_a_product(chosen: Chosen) -> None:
-    few = [name for name in chosen("test_of_a_choice.py") if "some_of_them_long" in name]
-    assert few == ["test_values_some_of_them_long[p-1]", "test_values_some_of_them_long[q-1]"]
+    names = [name for name in chosen("test_of_a_choice.py") if "some_of_them_long" in name]
+    assert names == ["test_values_some_of_them_long[p-1]", "test_values_some_of_them_long[q-1]"]

@@ -1,4 +1,4 @@
-"""The pages: every public name is in the reference, every page in the navigation, each rule of the audit has a test."""
+"""The pages: public names in the reference, pages in the navigation, tested audit rules."""
 
 import re
 from importlib import import_module
@@ -10,11 +10,11 @@ import pytest
 import hybridlm
 from hybridlm import compiler
 
-# Constants and modules, which have pages or paragraphs of their own.
+# Constants and modules, with separate pages or paragraphs.
 NOT_REFERENCED = {"DISTRIBUTION", "__version__", "DEFAULT_PASSES", "compiler", "models", "demo", "families"}
 # Made by scripts/mkdocs_hooks.py when the site is built.
 GENERATED = {"certificates.md", "device-tables.md", "engine-mutants.md", "mutants.md"}
-COMPILER = ["hybridlm.compiler", *(f"hybridlm.compiler.{one.name}" for one in iter_modules(compiler.__path__))]
+COMPILER = ["hybridlm.compiler", *(f"hybridlm.compiler.{module.name}" for module in iter_modules(compiler.__path__))]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_links_lead_to_files_and_headings_of_the_repository(root: Path, page: Pa
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as the forge and the site make them."""
+    """Return the anchors of a page's headings, as forge and site make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -65,16 +65,15 @@ def test_every_file_of_the_structure_exists(root: Path) -> None:
     text = (root / "docs" / "structure.md").read_text()
     _, _, table = text.partition("## Where is ...")
     named = re.findall(r"`([^`]+)`", table)
-    assert len(named) > 20 and [one for one in named if not (root / one).exists()] == []
+    assert len(named) > 20 and [item for item in named if not (root / item).exists()] == []
 
 
 def test_every_rule_of_the_audit_names_what_breaks_it(root: Path) -> None:
-    """Each row of the table in docs/accelerators.md ends with tests, or mutants in them, that exist."""
+    """Each table row of docs/accelerators.md ends with existing tests or mutants."""
     text = (root / "docs" / "accelerators.md").read_text()
     _, _, table = text.partition("| platform | rule | found when broken | by |\n|---|---|---|---|\n")
     rows = [line.split(" | ")[-1] for line in table.partition("\n\n")[0].splitlines()]
     named = [re.findall(r"`(test_\w+\.py): (\w+)`", row) for row in rows]
     assert len(rows) > 10 and all(named), named
     files = {path.name: path for path in (root / "tests").rglob("test_*.py")}
-    missing = [one for row in named for one in row if f"def {one[1]}(" not in files[one[0]].read_text()]
-    assert missing == []
+    assert [item for row in named for item in row if f"def {item[1]}(" not in files[item[0]].read_text()] == []

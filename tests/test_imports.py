@@ -1,4 +1,4 @@
-"""The shape of the repository: who imports whom, how long a file may be, where packages may be."""
+"""The repository's shape: imports, file lengths, and places of packages."""
 
 import ast
 import graphlib
@@ -25,7 +25,7 @@ READ = {".cc", ".h", ".md", ".py", ".svg"}
 
 
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and top-level name of every import in a file, inside functions and TYPE_CHECKING blocks too."""
+    """Yield line and top-level name of every import, also nested ones."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
@@ -97,7 +97,7 @@ def test_what_jax_keeps_to_itself_is_used_in_one_place(folders: str):
 
 
 def test_no_folder_has_too_many_files():
-    """Counted are files of a folder itself that are read: not what is built or recorded, nor what is in its folders."""
+    """Count a folder's own read files, without built or recorded ones."""
     counted = Counter(
         path.parent.relative_to(ROOT).as_posix()
         for name in (*sorted(OURS), "docs", "scripts", "tests")
@@ -190,60 +190,60 @@ def name_of(path: Path) -> str:
 
 
 def edges(package: str) -> list[Edge]:
-    """Imports between modules of a package, those that are there for the type checker alone included."""
+    """Imports between modules of a package, type-checking ones included."""
     files = {name_of(path): path for path in sorted((ROOT / package).rglob("*.py"))}
-    found = []
+    results = []
     for name, path in files.items():
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
-            given: list[str] = []
+            rows: list[str] = []
             if isinstance(node, ast.ImportFrom) and node.module:
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
-                given = sorted(full & files.keys()) or [node.module]
-                given += [node.module] if not full <= files.keys() and node.module not in given else []
+                rows = sorted(full & files.keys()) or [node.module]
+                rows += [node.module] if not full <= files.keys() and node.module not in rows else []
             elif isinstance(node, ast.Import):
-                given = [alias.name for alias in node.names]
-            for other in given:
+                rows = [alias.name for alias in node.names]
+            for other in rows:
                 if other in files and other != name:
-                    found.append((name, other, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"))
-    return found
+                    results.append((name, other, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"))
+    return results
 
 
 def part_of(module: str) -> str:
-    """The folder below the package that a module is in, or the module where it is in none; "" for the package."""
+    """The folder below the package that has a module, or "" for the package."""
     return module.split(".")[1] if "." in module else ""
 
 
-def upward(package: str, found: list[Edge]) -> list[str]:
+def upward(package: str, edges: list[Edge]) -> list[str]:
     """Imports from a line of LAYERS above, and of modules that have no line."""
     lines = [line.split() for line in LAYERS[package].strip().splitlines()]
     level = {name: number for number, names in enumerate(reversed(lines)) for name in names} | {"": len(lines)}
     faults = []
-    for module, other, where in found:
-        one, two = part_of(module), part_of(other)
-        if missing := {one, two} - level.keys():
+    for module, other, where in edges:
+        first, second = part_of(module), part_of(other)
+        if missing := {first, second} - level.keys():
             faults.append(f"{where}: {', '.join(sorted(missing))} has no line in LAYERS")
-        elif level[two] > level[one]:
+        elif level[second] > level[first]:
             faults.append(f"{where}: {module} must not import {other}, which is above it")
     return faults
 
 
-def within(folder: str, found: list[Edge]) -> set[tuple[str, str]]:
-    """Imports between what lies in a folder: its files, and the folders in it as a whole."""
+def within(folder: str, edges: list[Edge]) -> set[tuple[str, str]]:
+    """Imports between a folder's files and subfolders."""
     start = f"{folder}."
     parts = {
-        tuple(name.removeprefix(start).partition(".")[0] for name in (one, two))
-        for one, two, _ in found
-        if one.startswith(start) and two.startswith(start)
+        tuple(name.removeprefix(start).partition(".")[0] for name in (first, second))
+        for first, second, _ in edges
+        if first.startswith(start) and second.startswith(start)
     }
-    return {(one, two) for one, two in parts if one != two}
+    return {(first, second) for first, second in parts if first != second}
 
 
 def circle(pairs: set[tuple[str, str]]) -> list[str]:
-    """One circle of imports, in its order; empty where there is none."""
+    """One circle of imports in order, or empty."""
     graph: dict[str, set[str]] = {}
-    for one, two in pairs:
-        graph.setdefault(one, set()).add(two)
+    for first, second in pairs:
+        graph.setdefault(first, set()).add(second)
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -253,9 +253,9 @@ def circle(pairs: set[tuple[str, str]]) -> list[str]:
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_imports_run_down(package: str):
-    found = edges(package)
-    assert len(found) > 50
-    assert not (faults := upward(package, found)), "\n".join(faults)
+    result = edges(package)
+    assert len(result) > 50
+    assert not (faults := upward(package, result)), "\n".join(faults)
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -266,10 +266,10 @@ def test_every_line_exists(package: str):
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_no_circle_of_files_or_folders(package: str):
-    found = edges(package)
-    assert not circle({(one, two) for one, two, _ in found})
-    for folder in sorted({name.rpartition(".")[0] for one in found for name in one[:2]}):
-        assert not circle(within(folder, found)), f"in {folder or package}"
+    result = edges(package)
+    assert not circle({(first, second) for first, second, _ in result})
+    for folder in sorted({name.rpartition(".")[0] for item in result for name in item[:2]}):
+        assert not circle(within(folder, result)), f"in {folder or package}"
 
 
 def test_upward_imports_and_circles_are_seen():

@@ -1,4 +1,4 @@
-"""Every notebook runs from a fresh kernel within its time, and is kept with the outputs of such a run."""
+"""Every notebook runs from a fresh kernel in time and matches its outputs."""
 
 import os
 import re
@@ -20,16 +20,16 @@ MAX_CELL_SECONDS = 120
 
 
 def texts(notebook: Any) -> Iterator[str]:
-    """Text that each cell of code shows, without what depends on the machine, the compiler and the clock.
+    """Text of each cell without machine, compiler and clock dependent parts.
 
     Whole numbers below ten stay: how many copies, violations or errors there are is what a reader looks at. Shares in
-    percent, longer numbers, fractions, hashes and how much white space stands beside them do not.
+    percent, longer numbers, fractions, hashes and how much white space stands next to them do not.
     """
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            shown = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs)
+            output = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs)
             # A fraction before a hash: 2.384185791015625e-07 has one behind its point.
-            text = re.sub(r"(?<![\w.])-?\d+(,\d{3})*\.\d+(e[+-]?\d+)?", "N", "".join(shown))
+            text = re.sub(r"(?<![\w.])-?\d+(,\d{3})*\.\d+(e[+-]?\d+)?", "N", "".join(output))
             text = re.sub(r"\b[0-9a-f]{12,}\b", "HASH", text)
             text = re.sub(r"(?<![\w.])-?\d+(,\d{3})*(e[+-]?\d+|%)", "N", text)
             text = re.sub(r"\d+(,\d{3})+|\d{2,}", "N", text)
@@ -45,28 +45,28 @@ def test_it_runs_in_time_and_shows_what_it_is_kept_with(path: Path, monkeypatch:
     flags = os.environ["XLA_FLAGS"].split()
     monkeypatch.setenv("XLA_FLAGS", " ".join(flag for flag in flags if "device_count" not in flag))
     start = time.monotonic()
-    done = run(path)
+    process = run(path)
     seconds = time.monotonic() - start
-    assert any(cell.get("outputs") for cell in done.cells)
-    for number, (kept, found) in enumerate(zip(texts(nbformat.read(path, as_version=4)), texts(done), strict=True)):
-        assert kept == found, f"cell of code {number} shows something else: run scripts/run_notebooks.py {path.name}"
+    assert any(cell.get("outputs") for cell in process.cells)
+    for number, (saved, out) in enumerate(zip(texts(nbformat.read(path, as_version=4)), texts(process), strict=True)):
+        assert saved == out, f"cell of code {number} shows something else: run scripts/run_notebooks.py {path.name}"
     assert seconds < MAX_CELL_SECONDS
 
 
 def test_a_stale_output_is_seen() -> None:
-    """Words and small numbers of what is shown count; times, sizes and hashes do not."""
+    """Words and small numbers count; times, sizes and hashes do not."""
     import nbformat
 
     def shown(text: str) -> list[str]:
         outputs = [nbformat.v4.new_output("stream", text=text)]
         return list(texts(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=outputs)])))
 
-    kept = "generate 8x1: 730 equations, 2 copies, 0.245 s, 9% of 1.5e-06, hlo ee43268994875e92\n"
-    same = "generate 8x1:  1,733 equations, 2 copies, 12.1 s, 14% of -2.75e+00, hlo 00b77ac5b1d11cf1"
-    assert shown(kept) == shown(same)
-    assert shown(kept) == shown(same.replace("-2.75e+00", "2.384185791015625e-07").replace("12.1", "1,012.1"))
-    assert shown(kept) != shown(kept.replace("2 copies", "0 copies"))
-    assert shown(kept) != shown(kept.replace("equations", "statements"))
+    saved = "generate 8x1: 730 equations, 2 copies, 0.245 s, 9% of 1.5e-06, hlo ee43268994875e92\n"
+    equal = "generate 8x1:  1,733 equations, 2 copies, 12.1 s, 14% of -2.75e+00, hlo 00b77ac5b1d11cf1"
+    assert shown(saved) == shown(equal)
+    assert shown(saved) == shown(equal.replace("-2.75e+00", "2.384185791015625e-07").replace("12.1", "1,012.1"))
+    assert shown(saved) != shown(saved.replace("2 copies", "0 copies"))
+    assert shown(saved) != shown(saved.replace("equations", "statements"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""README's promises that a machine can check: two commands on the first screen, an example that runs."""
+"""README's testable promises: two commands on the first screen, a running example."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The recipes of docs/research.md, each run as it stands, some behind a beginning that the page gives them."""
+"""The recipes of docs/research.md run as printed, some after a given beginning."""
 
 import os
 import re
@@ -20,12 +20,12 @@ RECIPES = {title: code for title, code in BLOCKS.items() if title != BEGINNING}
 BEHIND = list(BLOCKS)[list(BLOCKS).index(BEGINNING) + 1 :]
 """Recipes that run behind the beginning."""
 AS_FOR_USERS = {"The equality gate"}
-"""Recipes that need the programs that XLA makes for users; those of the other tests compile in less time."""
+"""Recipes that need XLA's programs for users; other tests compile faster ones."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _stored_steps() -> Iterator[None]:
-    """Recipes of one model use steps that an earlier one compiled, as for users; they replace no part of a step."""
+    """Recipes of one model share compiled steps; they patch no step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", True)
         yield

@@ -1,4 +1,4 @@
-"""The site builds with --strict; Chromium shows tables, drawings, notebooks and search hits at two widths."""
+"""The site builds with --strict; Chromium shows tables, drawings, notebooks and search hits."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Visit(ThreadingHTTPServer):
-    """Serves the site and leads a browser from page to page; `results` has what each page measured."""
+    """Serves the site and leads a browser through it; `results` has each page's measurements."""
 
     def __init__(self, site: Path, addresses: list[str]) -> None:
         super().__init__(("127.0.0.1", 0), partial(_Measured, directory=str(site)))
@@ -100,7 +100,7 @@ class _Measured(SimpleHTTPRequestHandler):
 
 
 def visit(site: Path, addresses: list[str], width: int, folder: Path) -> dict[str, Any]:
-    """Open pages in Chromium, one after the other; return what each measured."""
+    """Open pages in Chromium in turn; return each page's measurements."""
     program = next((path for name in PROGRAMS if (path := shutil.which(name))), None)
     assert program is not None, f"install one of {', '.join(PROGRAMS)} (Debian: apt install chromium-headless-shell)"
     with Visit(site, addresses) as server:
@@ -142,11 +142,11 @@ def test_drawings_are_readable(site: Path, device: str, tmp_path: Path) -> None:
     with_drawings = [page for page in pages(site) if "<img " in (site / page[1:] / "index.html").read_text()]
     small = list[Any]()
     for page, result in visit(site, with_drawings, WIDTHS[device], tmp_path).items():
-        for source, shown, natural in result["drawings"]:
+        for source, width, natural in result["drawings"]:
             assert natural > 0, f"{page}: {source} is no picture"
             if source.endswith(".svg"):
                 sizes = re.findall(r'font-size="([\d.]+)"', (site / page[1:] / source).read_text())
-                letters = min(map(float, sizes)) * shown / natural
+                letters = min(map(float, sizes)) * width / natural
                 small += [(page, source, letters)] if letters < MIN_LETTERS else []
     assert small == []
 

@@ -1,4 +1,4 @@
-"""Every test runs in a stage of `.ci/run` or `.ci/long`, whatever its marks; planted faults fit the sources."""
+"""Every test runs in a stage of `.ci/run` or `.ci/long`; planted faults fit."""
 
 import itertools
 import re

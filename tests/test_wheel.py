@@ -18,7 +18,7 @@ LIBRARY = f"models/cpu_kernels/{NAME}"
 
 
 def build(folder: Path, **environment: str) -> tuple[Path, str]:
-    """Build a wheel; returns its path and what was printed."""
+    """Build a wheel; return its path and printed output."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | environment)
     assert result.returncode == 0, result.stderr
@@ -61,8 +61,8 @@ def test_wheel_with_kernels_is_one_of_the_platform(wheel: zipfile.ZipFile, tmp_p
 
 
 def test_wheel_without_the_compiler_that_was_asked_for_has_no_kernels_and_says_so(tmp_path: Path):
-    path, said = build(tmp_path, CXX="no-such-compiler", HYBRIDLM_KERNELS="auto")
-    assert "CXX='no-such-compiler'" in said
+    path, message = build(tmp_path, CXX="no-such-compiler", HYBRIDLM_KERNELS="auto")
+    assert "CXX='no-such-compiler'" in message
     assert path.name.endswith("-py3-none-any.whl")
 
 
@@ -92,7 +92,7 @@ compiler, *arguments = sys.argv[1:]
 assert compiler == "c++"
 Path(arguments[arguments.index("-o") + 1]).write_text(arguments[arguments.index("-target") + 1])
 """
-"""A compiler that writes for which machine it is asked to compile."""
+"""A compiler that records its target machine."""
 
 
 @pytest.mark.slow
@@ -102,15 +102,15 @@ def test_wheel_for_another_platform_has_its_library_and_the_tree_keeps_its_own(
 ):
     (tmp_path / "ziglang").mkdir()
     (tmp_path / "ziglang" / "__main__.py").write_text(ZIG)
-    here = ROOT / LIBRARY
-    before = here.read_bytes() if here.exists() else None
+    source = ROOT / LIBRARY
+    initial = source.read_bytes() if source.exists() else None
     paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     path = built(tmp_path, HYBRIDLM_PLATFORM=f"manylinux_2_28_{machine}", PYTHONPATH=paths)
     assert path.name.endswith(f"-py3-none-manylinux_2_28_{machine}.whl")
-    found = zipfile.ZipFile(path)
-    assert contents(found) == contents(wheel) | {"models/cpu_kernels/libhybridlm_kernels.so"}
-    assert found.read("models/cpu_kernels/libhybridlm_kernels.so").decode() == f"{machine}-linux-gnu.2.28"
-    assert (here.read_bytes() if here.exists() else None) == before
+    zip_file = zipfile.ZipFile(path)
+    assert contents(zip_file) == contents(wheel) | {"models/cpu_kernels/libhybridlm_kernels.so"}
+    assert zip_file.read("models/cpu_kernels/libhybridlm_kernels.so").decode() == f"{machine}-linux-gnu.2.28"
+    assert (source.read_bytes() if source.exists() else None) == initial
 
 
 def test_wheel_metadata(wheel: zipfile.ZipFile):

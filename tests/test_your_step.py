@@ -1,4 +1,4 @@
-"""The recipes of docs/steps/your-step.md and its second page, each run as it stands, in 10 to 25 lines."""
+"""The recipes of docs/steps/your-step.md and its second page run as printed."""
 
 import re
 from pathlib import Path

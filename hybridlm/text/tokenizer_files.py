@@ -52,7 +52,7 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer(path: Path) -> TokenizerParts | None:
-    """Return the tokenizer of a directory or a GGUF file; None without one.
+    """Return the arguments of `Tokenizer` for a directory or a GGUF file; None without a tokenizer.
 
     Raises:
         CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.
@@ -93,7 +93,7 @@ def _parts(path: Path, text: str, settings: dict[str, Any], config: dict[str, An
 
 
 def _of_another_format(path: Path) -> TokenizerParts | None:
-    """Return the tokenizer of a directory without tokenizer.json; warn if it is not read."""
+    """Return the arguments for a directory without tokenizer.json; warn if its tokenizer is not read."""
     formats = [name for name in OTHER_FORMATS if (path / name).exists()]
     settings, config = ({}, {}) if TIKTOKEN not in formats else (read_settings(path), _read(path / "config.json"))
     if is_read(settings, config):

@@ -23,6 +23,7 @@ from jax.extend.core import primitives
 from jax.interpreters import mlir as _mlir
 from jax.interpreters import partial_eval as _partial_eval
 
+from ir_passes.jaxpr.jax_private import without_refs
 from ir_passes.jaxpr.primitives import CALLS, OPAQUE
 
 Var = core.Var
@@ -35,8 +36,11 @@ Atom = Any
 
 
 def trace(fn: Callable[..., Any], *args: Any) -> ClosedJaxpr:
-    """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract."""
-    return jax.make_jaxpr(fn)(*args)
+    """The jaxpr of `fn(*args)`, over the flattened arguments and results. Arguments may be abstract.
+
+    Mutable arrays within the function are values in the jaxpr.
+    """
+    return without_refs(jax.make_jaxpr(fn)(*args))
 
 
 def new_primitive(name: str, types: Callable[..., Any], run: Callable[..., Any]) -> Any:

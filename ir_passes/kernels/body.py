@@ -492,7 +492,7 @@ class _Body:
                     continue
                 term = self.term(value)
                 number, by = index_terms.without_constant(term)
-                if number == counter and value.dtype == begin.dtype:
+                if number == counter and by in (0, 1) and value.dtype == begin.dtype:  # neither sum wraps
                     more, least = np.asarray(by, value.dtype), np.asarray(by - 1, value.dtype)
                     stated[k] = lax.max(lax.min(value, lax.add(last, least)), lax.add(begin, more))
                     self.terms[id(stated[k])] = stated[k], term

@@ -21,12 +21,12 @@ from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
-from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
+from models.weights.layer_weights import Path, decoder_weights, head_weights, layer_weights, mlp_weights, moe_weights
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 262_144
 """Default of `max_position_embeddings` in transformers."""
-# Unused fields: a redundant head size, MTP heads (skipped), and settings of training.
+# Unused fields: a redundant head size, MTP heads (`read_head`), and settings of training.
 UNUSED = """qk_head_dim num_nextn_predict_layers num_mtp_layers mtp_loss_scaling_factor mtp_use_kda embedding_dropout
     output_dropout seq_aux max_window_layers""".split()
 
@@ -54,6 +54,8 @@ IMPLEMENTED: dict[str, Any] = {
     "value_norm": False,
 }
 
+MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
+"""Names of the number of MTP layers; the first that is present counts."""
 # transformers reads both names and saves the first.
 OUTPUTS = ("dense", "o_proj")
 
@@ -109,6 +111,26 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
+def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json with the MTP head, a layer of latent attention and experts behind the decoder's layers.
+
+    Raises:
+        ConfigError: the head is absent or not implemented.
+    """
+    config = read_config(fields)
+    reader = ConfigReader("bailing_hybrid", fields)
+    reader.choice(next((name for name in MTP_COUNTS if name in reader), MTP_COUNTS[0]), [1], 1)
+    reader.choice("mtp_use_kda", [False], False)
+    branches = [branch for layer in config.layers for branch in layer]
+    attention = next((branch for branch in branches if isinstance(branch, LatentAttentionConfig)), None)
+    experts = next((branch for branch in branches if isinstance(branch, MoeConfig)), None)
+    if attention is None or experts is None:
+        reader.fault("num_hidden_layers", "layers of latent attention and of experts, the kinds of the head's layer")
+    reader.close()
+    assert attention is not None and experts is not None
+    return replace(config, head=(attention, experts))
+
+
 def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     if isinstance(c, LatentAttentionConfig):
         return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
@@ -122,7 +144,18 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter of the decoder with the tensor names of the published checkpoints."""
-    return decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
+    decoder = decoder_weights(config, _describe, embedding="model.word_embeddings.weight")
+    if config.head is None:
+        return decoder
+    layer = f"model.layers.{config.num_layers}"
+    names = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "final_layernorm",
+    }
+    head = head_weights(config.hidden_size, {name: f"{layer}.{stored}" for name, stored in names.items()})
+    return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, _describe)]
 
 
 SKIPPED = (r"model\.mtp_layers\..*", r"mtp\..*")
@@ -131,6 +164,8 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
+CLASSES = text_classes("BailingMoeV3", "BailingHybrid")
+"""Ling 2.5 and 2.6 have the same model_type, with lightning attention instead of KDA: BailingMoeV2_5ForCausalLM."""
 BAILING_HYBRID = Family(
     "bailing_hybrid",
     ("bailing_hybrid",),
@@ -138,9 +173,11 @@ BAILING_HYBRID = Family(
     weights,
     SKIPPED,
     (),
+    Family(
+        "bailing_hybrid", ("bailing_hybrid",), read_head, weights, SKIPPED, (), modules=MODULES, architectures=CLASSES
+    ),
     modules=MODULES,
-    # Ling 2.5 and 2.6 have the same model_type, with lightning attention instead of KDA: BailingMoeV2_5ForCausalLM.
-    architectures=text_classes("BailingMoeV3", "BailingHybrid"),
+    architectures=CLASSES,
     mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
-    mtp_counts=("num_nextn_predict_layers", "num_mtp_layers"),
+    mtp_counts=MTP_COUNTS,
 )

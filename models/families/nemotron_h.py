@@ -25,7 +25,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, backbone_weights
+from models.weights.layer_weights import Path, attention_weights, backbone_weights, head_weights
 from models.weights.sources import Weight, expert_matrices, tensor
 
 DEFAULT_POSITIONS = 4_096
@@ -42,20 +42,27 @@ MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_di
 MAX_MAMBA2_POSITIONS = 1 << 30
 """Positions of a model without attention, limited by int32 only."""
 PATTERN = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-# Unused settings of RoPE, of MTP heads, and of training.
+HEAD = r"mtp\..*"
+"""Tensor names of the multi-token-prediction (MTP) head."""
+HEAD_KINDS = {"full_attention": AttentionConfig, "moe": MoeConfig}
+"""Kinds of the branches of the head; vLLM has no others."""
+# Unused settings of RoPE, of MTP heads (`read_head`), and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
     mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
+
+
+def kinds_of(value: Any) -> list[Any]:
+    """Return the kinds of layers of a pattern of letters or of a list; None or another value for unknown ones."""
+    if isinstance(value, str):
+        return [PATTERN.get(letter) for letter in value]
+    return [OLDER_KINDS.get(str(kind), kind) for kind in value] if isinstance(value, list) else []
 
 
 def read_layer_types(reader: ConfigReader) -> list[str]:
     """Read `layers_block_type` or `layer_types`, or the letters of `hybrid_override_pattern`."""
     name = next((name for name in ("layers_block_type", "layer_types") if name in reader), "hybrid_override_pattern")
-    value = reader.get(name)
+    types = kinds_of(reader.get(name))
     reader.get("hybrid_override_pattern")
-    if isinstance(value, str):
-        types = [PATTERN.get(letter) for letter in value]
-    else:
-        types = [OLDER_KINDS.get(str(kind), kind) for kind in value] if isinstance(value, list) else []
     if not types or any(kind not in PATTERN.values() for kind in types):
         reader.fault(name, f"letters {', '.join(PATTERN)} or a list of {', '.join(PATTERN.values())}")
         return ["mlp"]
@@ -120,6 +127,32 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied, DEFAULT_POSITIONS)
 
 
+def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
+    """Read config.json with the MTP head, a layer of the decoder's attention and experts.
+
+    Raises:
+        ConfigError: the head is absent or not implemented.
+    """
+    config = read_nemotron_h(fields)
+    reader = ConfigReader("nemotron_h", fields)
+    reader.choice("num_nextn_predict_layers", [1], 1)
+    pattern = "mtp_hybrid_override_pattern"
+    name = "mtp_layers_block_type" if reader.get("mtp_layers_block_type") is not None else pattern
+    kinds = kinds_of(["full_attention", "moe"] if reader.get(name) is None else reader.get(name))
+    branches = [branch for layer in config.layers for branch in layer]
+    head = []
+    for kind in kinds:
+        branch = next((branch for branch in branches if isinstance(branch, HEAD_KINDS.get(str(kind), ()))), None)
+        if branch is None:
+            reader.fault(name, f"{' and '.join(HEAD_KINDS)}, each with a layer of this kind in the decoder")
+            break
+        head.append(branch)
+    if not kinds:
+        reader.fault(name, f"a list of {' and '.join(HEAD_KINDS)}")
+    reader.close()
+    return replace(config, head=tuple(head))
+
+
 def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json of `mamba2`."""
     reader = ConfigReader("mamba2", config)
@@ -180,17 +213,43 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
-    return backbone_weights(config, _describe)
+    decoder = backbone_weights(config, _describe)
+    if config.head is None:
+        return decoder
+    first, last = "mtp.layers.0", f"mtp.layers.{len(config.head) - 1}"
+    names = {
+        "fc": f"{first}.eh_proj",
+        "pre_fc_norm_embedding": f"{first}.enorm",
+        "pre_fc_norm_hidden": f"{first}.hnorm",
+    }
+    head = head_weights(config.hidden_size, names | {"norm": f"{last}.final_layernorm"})
+    # Each branch is stored as a layer.
+    for index, branch in enumerate(config.head):
+        path, layer = ("mtp", "layer", "branches", index), f"mtp.layers.{index}"
+        head.append(tensor((*path, "norm", "weight"), f"{layer}.norm.weight", (config.hidden_size,), float32=True))
+        head += _describe(branch, config.hidden_size, (*path, "inner"), layer)
+    return [*decoder, *head]
 
 
+_WITH_HEAD = Family(
+    "nemotron_h",
+    ("nemotron_h",),
+    read_head,
+    weights,
+    (),
+    ("model.",),
+    root="backbone.",
+    architectures=text_classes("NemotronH"),
+)
 # Published files have `backbone.`, and the modules of transformers `model.`; it loads both.
 NEMOTRON_H = Family(
     "nemotron_h",
     ("nemotron_h",),
     read_nemotron_h,
     weights,
-    (r"mtp\..*",),
+    (HEAD,),
     ("model.",),
+    _WITH_HEAD,
     root="backbone.",
     architectures=text_classes("NemotronH"),
     mixers=(MAMBA2_MIXER, ATTENTION),

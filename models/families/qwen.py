@@ -22,10 +22,10 @@ from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import (
-    Describe,
     Path,
     attention_weights,
     decoder_weights,
+    head_weights,
     layer_weights,
     mlp_weights,
     moe_weights,
@@ -37,7 +37,6 @@ DEFAULT_POSITIONS = 32_768
 HEAD = r"mtp\..*"
 """Tensor names of the multi-token-prediction (MTP) head."""
 SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
-NORMS = ("input_layernorm", "post_attention_layernorm")
 PREFIXES = ("model.language_model.", "language_model.model.")
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 Describes = Callable[[DecoderConfig], list[Weight]]
@@ -180,18 +179,12 @@ def weights(config: DecoderConfig, projections: Projections = separate_projectio
             tensor((*path, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
         ]
 
-    decoder = decoder_weights(config, describe, NORMS)
-    return decoder if config.head is None else [*decoder, *head_weights(config.head, config.hidden_size, describe)]
-
-
-def head_weights(branches: Sequence[BranchConfig], hidden: int, describe: Describe) -> list[Weight]:
-    """List the parameters of the MTP head."""
-    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    return [
-        tensor(("mtp", "fc"), "mtp.fc.weight", (hidden, 2 * hidden)),
-        *(tensor(("mtp", norm, "weight"), f"mtp.{norm}.weight", (hidden,), float32=True) for norm in norms),
-        *layer_weights(branches, hidden, ("mtp", "layer"), "mtp.layers.0", describe, NORMS),
-    ]
+    decoder = decoder_weights(config, describe)
+    if config.head is None:
+        return decoder
+    names = {name: f"mtp.{name}" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+    layer = layer_weights(config.head, config.hidden_size, ("mtp", "layer"), "mtp.layers.0", describe)
+    return [*decoder, *head_weights(config.hidden_size, names), *layer]
 
 
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:

@@ -9,13 +9,15 @@ from models.weights.sources import Weight, expert_matrices, tensor
 
 Names = Mapping[str, str]
 Path = tuple[str | int, ...]
+NORMS = ("input_layernorm", "post_attention_layernorm")
+"""Usual names of the norms of a layer's branches."""
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
 
 def decoder_weights(
     config: DecoderConfig,
     describe: Describe,
-    norms: Sequence[str] = ("input_layernorm", "post_attention_layernorm"),
+    norms: Sequence[str] = NORMS,
     embedding: str | Sequence[str] = "model.embed_tokens.weight",
     final_norm: str = "model.norm.weight",
     layers: str = "model.layers",
@@ -55,7 +57,12 @@ def backbone_weights(config: DecoderConfig, describe: Describe) -> list[Weight]:
 
 
 def layer_weights(
-    branches: Sequence[BranchConfig], hidden: int, at: Path, layer: str, describe: Describe, norms: Sequence[str]
+    branches: Sequence[BranchConfig],
+    hidden: int,
+    at: Path,
+    layer: str,
+    describe: Describe,
+    norms: Sequence[str] = NORMS,
 ) -> list[Weight]:
     """List the parameters of the layer at the path `at` with the tensor prefix `layer`."""
     weights = []
@@ -66,6 +73,20 @@ def layer_weights(
     for j, branch in enumerate(branches):
         weights += describe(branch, hidden, (*at, "branches", j, "inner"), layer)
     return weights
+
+
+def head_weights(hidden: int, names: Names) -> list[Weight]:
+    """List the parameters of a multi-token-prediction head outside its layer.
+
+    Args:
+        hidden: width of the residual stream.
+        names: tensor names of "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden" and "norm".
+    """
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return [
+        tensor(("mtp", "fc"), f"{names['fc']}.weight", (hidden, 2 * hidden)),
+        *(tensor(("mtp", norm, "weight"), f"{names[norm]}.weight", (hidden,), float32=True) for norm in norms),
+    ]
 
 
 def attention_weights(c: AttentionConfig, hidden: int, at: Path, name: str, names: Names | None = None) -> list[Weight]:

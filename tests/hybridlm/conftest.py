@@ -16,7 +16,7 @@ Programs.use_store = False  # tests replace parts of steps, and a step that an e
 
 @pytest.fixture(scope="session")
 def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    """A tiny random model that reads and writes text: three lanes, 256 tokens of context, chunks of 5."""
+    """A tiny random text model: three lanes, 256 tokens of context, chunks of 5."""
     directory: Path = write_text_checkpoint(tmp_path_factory.mktemp("text"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", False)  # also where the first test that wants it has `stored_steps`
@@ -25,7 +25,7 @@ def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
 
 @pytest.fixture(scope="module")
 def stored_steps() -> Iterator[None]:
-    """Models of a file take steps that an earlier one of this run compiled, as for users; for files that patch none."""
+    """Share compiled steps between the models of a file that patches no step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", True)
         yield
@@ -33,7 +33,7 @@ def stored_steps() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cached_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
-    """The same with a prefix cache, which tests replace by an empty one."""
+    """The same model with a prefix cache; tests replace it by an empty one."""
     lm = hybridlm.load(text_lm.path, prefix_cache="600kB", **SETTINGS)
     # The steps are the same, and take the parameters as arguments.
     lm.engine.runner.programs = text_lm.engine.programs

@@ -1,4 +1,4 @@
-"""Errors on their way from one process to another, as out of the actors of Ray."""
+"""Errors pass between processes, as from Ray's actors."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""A model in a process that was forked from the one that uses it: an error, where JAX would wait forever."""
+"""A forked model raises an error where JAX would wait forever."""
 
 import os
 import pickle
@@ -39,8 +39,8 @@ def test_every_call_is_refused(text_lm: hybridlm.LM, tmp_path: Path) -> None:
         "warmup": lm.warmup,
         "load": lambda: hybridlm.load(lm.path),
     }
-    found = outcomes({"repr": lambda: repr(lm), **calls})
-    assert found == {"repr": "returned", **dict.fromkeys(calls, "ForkedProcessError")}
+    result = outcomes({"repr": lambda: repr(lm), **calls})
+    assert result == {"repr": "returned", **dict.fromkeys(calls, "ForkedProcessError")}
     assert len(lm.score([[5, 6]])) == 1, "the parent goes on"
     session.close()
 

@@ -28,17 +28,17 @@ def test_shapes_and_layers(text_lm: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_a_state_is_put_back(text_lm: hybridlm.LM) -> None:
-    whole = text_lm.forward(TOKENS, return_states=True)
+    outputs = text_lm.forward(TOKENS, return_states=True)
     first = text_lm.forward(TOKENS[:4], return_states=True)
     assert first.states is not None and first.states.position == 4
     rest = text_lm.forward(TOKENS[4:], state=first.states, return_states=True)
-    np.testing.assert_allclose(rest.logits, np.asarray(whole.logits)[4:], atol=2e-3)
-    for a, b in zip(jax.tree.leaves(rest.states), jax.tree.leaves(whole.states), strict=True):
+    np.testing.assert_allclose(rest.logits, np.asarray(outputs.logits)[4:], atol=2e-3)
+    for a, b in zip(jax.tree.leaves(rest.states), jax.tree.leaves(outputs.states), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-3)
-    kept = jax.tree.map(np.asarray, first.states)
-    again = text_lm.forward(TOKENS[4:], state=kept)
-    np.testing.assert_array_equal(again.logits, rest.logits)
-    changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), kept)
+    tree = jax.tree.map(np.asarray, first.states)
+    repeat = text_lm.forward(TOKENS[4:], state=tree)
+    np.testing.assert_array_equal(repeat.logits, rest.logits)
+    changed = jax.tree.map(lambda leaf: leaf * np.float32(1.5), tree)
     assert np.abs(np.asarray(text_lm.forward(TOKENS[4:], state=changed).logits - rest.logits)).max() > 0.01
 
 
@@ -48,8 +48,8 @@ def test_one_array_of_a_state_is_replaced(text_lm: hybridlm.LM) -> None:
     name, recurrent = "layers[0][0].recurrent", state.layers[0][0].recurrent
     changed = state.replace({name: jnp.zeros_like(recurrent)})
     assert changed.position == 8 and not np.asarray(changed.layers[0][0].recurrent).any()
-    whole = jax.tree.leaves(state)
-    other = [new is not old for new, old in zip(jax.tree.leaves(changed), whole, strict=True)]
+    leaves = jax.tree.leaves(state)
+    other = [new is not old for new, old in zip(jax.tree.leaves(changed), leaves, strict=True)]
     assert sum(other) == 1 and np.asarray(recurrent).any()
     with pytest.raises(ValueError) as error:
         state.replace({name: np.zeros((1, 2), np.float32), "layers[9][0].recurrent": recurrent})
@@ -57,7 +57,7 @@ def test_one_array_of_a_state_is_replaced(text_lm: hybridlm.LM) -> None:
 
 
 def test_logits_of_hidden_states(text_lm: hybridlm.LM) -> None:
-    """The last hidden states give the logits of `forward`, with any leading axes, and a gradient."""
+    """The last hidden states give `forward`'s logits for any leading axes, with gradients."""
     out = text_lm.forward(TOKENS)
     lens = text_lm.logits(jnp.stack(out.hidden_states))
     assert lens.shape == (text_lm.config.num_layers + 1, 8, 97) and lens.dtype == jnp.float32
@@ -92,10 +92,7 @@ def test_gradients_reach_every_parameter_and_are_right(text_lm: hybridlm.LM) -> 
     direction = {name: rng.normal(size=p.shape).astype(np.float32) for name, p in params.items()}
     slope = sum(float(np.vdot(gradient[name], direction[name])) for name in gradient)
     size = np.float32(1e-3)
-
-    def moved(step: np.float32) -> float:
-        return float(loss({name: jnp.asarray(p + step * direction[name]) for name, p in params.items()}))
-
+    moved = lambda step: float(loss({name: jnp.asarray(p + step * direction[name]) for name, p in params.items()}))
     assert (moved(size) - moved(-size)) / (2 * size) == pytest.approx(slope, rel=0.05, abs=0.05)
     assert np.isfinite(float(value))
 
@@ -133,10 +130,10 @@ def flat(tree: Any) -> list[np.ndarray]:
 # By default recipes of docs/research.md take gradients by each of them.
 @pytest.mark.long
 def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) -> None:
-    """Forward and reverse mode agree on a random direction in all of them, and every array counts."""
+    """Forward and reverse mode agree on a random direction; every array counts."""
     first = text_lm.forward(TOKENS[:5], return_states=True)
     embeddings = text_lm.forward(TOKENS[5:], state=first.states).hidden_states[0]
-    given = (text_lm.params, embeddings, first.states)
+    operands = (text_lm.params, embeddings, first.states)
 
     def loss(params, embeddings, states):
         out = text_lm.forward(
@@ -146,26 +143,23 @@ def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) ->
         return out.logprobs.sum() + sum(jnp.sum(jnp.tanh(leaf)) for leaf in jax.tree.leaves(out.states))
 
     rng = np.random.default_rng(0)
-    moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), given)
-    gradient = jax.grad(loss, argnums=(0, 1, 2))(*given)
+    moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), operands)
+    gradient = jax.grad(loss, argnums=(0, 1, 2))(*operands)
     table = gradient[0].pop("embed_tokens")  # nothing is looked up in it
     assert not np.asarray(table).any() and all(np.abs(leaf).max() > 0 for leaf in flat(gradient))
     moves[0].pop("embed_tokens")
     slope = sum(np.vdot(a, b) for a, b in zip(flat(gradient), flat(moves), strict=True))
     moves[0]["embed_tokens"] = jnp.zeros_like(table)
-    assert float(jax.jvp(loss, given, moves)[1]) == pytest.approx(slope, rel=1e-3)
-    value, linear = jax.linearize(loss, *given)
-    assert float(linear(*moves)) == pytest.approx(slope, rel=1e-3) and float(value) == float(loss(*given))
+    assert float(jax.jvp(loss, operands, moves)[1]) == pytest.approx(slope, rel=1e-3)
+    value, linear = jax.linearize(loss, *operands)
+    assert float(linear(*moves)) == pytest.approx(slope, rel=1e-3) and float(value) == float(loss(*operands))
 
 
 @pytest.mark.slow
 def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
-    """Values; gradients through both are those of the long test behind it."""
+    """Values only; a long test checks gradients through `vmap` and `shard_map`."""
     tokens = jnp.array([TOKENS, TOKENS[::-1], TOKENS, TOKENS[2:] + TOKENS[:2]], jnp.int32)
-
-    def logprobs(params, tokens):
-        return text_lm.forward(tokens, params=params, logits=False).logprobs
-
+    logprobs = lambda params, tokens: text_lm.forward(tokens, params=params, logits=False).logprobs
     lanes = jax.P("data")
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("data",), axis_types=auto, devices=jax.devices()[:2])
@@ -174,14 +168,14 @@ def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
     expected = logprobs(text_lm.params, tokens)
     for form in (sharded, mapped):
         np.testing.assert_allclose(form(text_lm.params, tokens), expected, atol=1e-4)
-    outside = sharded(text_lm.params, tokens.at[0, 3].set(97))
-    assert np.isnan(np.asarray(outside[0])).any() and np.isfinite(np.asarray(outside[1:])).all()
+    outer = sharded(text_lm.params, tokens.at[0, 3].set(97))
+    assert np.isnan(np.asarray(outer[0])).any() and np.isfinite(np.asarray(outer[1:])).all()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_in_every_mode_mapped_and_sharded(tmp_path: Path, name: str) -> None:
-    """Reverse and forward mode by parameters, embeddings and states, and the same under `vmap` and `shard_map`."""
+    """Both modes by parameters, embeddings and states, also under `vmap` and `shard_map`."""
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     lm = hybridlm.load(directory, lanes=4, context=64, chunk=4, dtype="float32", compilation_cache=False)
     rng = np.random.default_rng(1)
@@ -189,22 +183,20 @@ def test_every_family_in_every_mode_mapped_and_sharded(tmp_path: Path, name: str
     first = lm.forward(tokens[:, :4], return_states=True)
     rest = tokens[:, 4:]
     embeddings = lm.forward(rest, state=first.states).hidden_states[0]
-    given = (lm.params, embeddings, first.states)
+    operands = (lm.params, embeddings, first.states)
 
     def loss(params: Any, embeddings: Any, states: Any) -> Any:
         out = lm.forward(rest, params=params, embeddings=embeddings, state=states, return_states=True, logits=False)
         assert out.states is not None
         return out.logprobs.sum() + sum(jnp.sum(jnp.tanh(leaf)) for leaf in jax.tree.leaves(out.states))
 
-    moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), given)
-    gradient = jax.grad(loss, argnums=(0, 1, 2))(*given)
+    moves = jax.tree.map(lambda x: 1e-2 * rng.normal(size=x.shape).astype(x.dtype), operands)
+    gradient = jax.grad(loss, argnums=(0, 1, 2))(*operands)
     assert all(max(np.abs(leaf).max() for leaf in flat(part)) > 0 for part in gradient)
     slope = sum(np.vdot(a, b) for a, b in zip(flat(gradient), flat(moves), strict=True))
-    assert float(jax.jvp(loss, given, moves)[1]) == pytest.approx(slope, rel=2e-3)
-    assert float(jax.linearize(loss, *given)[1](*moves)) == pytest.approx(slope, rel=2e-3)
-
-    def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
-        return lm.forward(tokens, params=params, logits=False).logprobs
+    assert float(jax.jvp(loss, operands, moves)[1]) == pytest.approx(slope, rel=2e-3)
+    assert float(jax.linearize(loss, *operands)[1](*moves)) == pytest.approx(slope, rel=2e-3)
+    logprobs = lambda params, tokens: lm.forward(tokens, params=params, logits=False).logprobs
 
     def value_and_gradient(fn: Any) -> list[Any]:
         value, by_params = jax.value_and_grad(lambda params: fn(params, tokens).sum())(lm.params)
@@ -222,13 +214,13 @@ def test_every_family_in_every_mode_mapped_and_sharded(tmp_path: Path, name: str
 
 def test_bad_embeddings(text_lm: hybridlm.LM) -> None:
     size = text_lm.config.hidden_size
-    for given in (
+    for settings in (
         np.zeros((3, size + 1), np.float32),
         np.zeros((3, size), np.float16),
         np.zeros((0, size), np.float32),
     ):
         with pytest.raises(TypeError, match="embeddings: expected float32"):
-            text_lm.forward(embeddings=given)
+            text_lm.forward(embeddings=settings)
     with pytest.raises(ValueError, match=r"expected those of tokens \(1, 8\), got \(1, 3\)"):
         text_lm.forward(TOKENS, embeddings=np.zeros((3, size), np.float32))
     with pytest.raises(TypeError, match="got neither"):
@@ -243,21 +235,21 @@ def test_states_outputs_and_parameters_print_themselves(text_lm: hybridlm.LM) ->
     assert repr(out.states).startswith("SequenceState(position=8\n  layers[0][0].conv")
     assert "layers[0][0].recurrent float32[1, 8, 8, 16]" in " ".join(repr(out.states).split())
     assert "['logits'] float32[8, 97]" in " ".join(repr(out).split()) and len(repr(out)) < 2000
-    for shown in (out.states, out, text_lm):
-        html = shown._repr_html_()  # type: ignore[union-attr]
+    for output in (out.states, out, text_lm):
+        html = output._repr_html_()  # type: ignore[union-attr]
         assert "<pre>" in html and len(html) < 20_000
     assert "layers.0.branches.1.inner.down_proj" in text_lm._repr_html_()
 
 
 @pytest.mark.filterwarnings("ignore:The chararray class:DeprecationWarning")  # of treescope itself
 def test_treescope_shows_them(text_lm: hybridlm.LM) -> None:
-    """Values in treescope, which comes with flax: with names, and large arrays summed up."""
+    """Treescope (with flax) shows names and summarises large arrays."""
     out = text_lm.forward(TOKENS, return_states=True)
     score = text_lm.score([TOKENS], states=True)[0]
-    shown = {"recurrent=<jax.Array float32(1, 8, 8, 16)": out.states, "hidden_states=(": out, "LM(qwen3_5": text_lm}
-    shown |= {"'layers.0.branches.1.inner.down_proj': <jax.Array": text_lm.params, "captured=Captured(": score}
-    shown |= {"Certificate(": next(iter(text_lm.certificates.values()))}
-    for words, one in shown.items():
-        text = treescope.render_to_text(one)
+    output = {"recurrent=<jax.Array float32(1, 8, 8, 16)": out.states, "hidden_states=(": out, "LM(qwen3_5": text_lm}
+    output |= {"'layers.0.branches.1.inner.down_proj': <jax.Array": text_lm.params, "captured=Captured(": score}
+    output |= {"Certificate(": next(iter(text_lm.certificates.values()))}
+    for words, item in output.items():
+        text = treescope.render_to_text(item)
         assert words in text and len(text) < 20_000
-        assert "<" in treescope.render_to_html(one)
+        assert "<" in treescope.render_to_html(item)

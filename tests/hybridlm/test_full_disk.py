@@ -1,4 +1,4 @@
-"""A disk that is full, in earnest: a small file system in memory, made larger afterwards."""
+"""A full disk: a small in-memory file system, enlarged afterwards."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def namespace() -> list[str]:
 
 
 def on_a_small_disk(tmp_path: Path, script: str, *arguments: Path) -> list[str]:
-    """Run a script in a mount namespace of its own; returns the lines that it prints."""
+    """Run a script in its own mount namespace; return its printed lines."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(hybridlm.__file__).parents[1]),
@@ -35,23 +35,23 @@ def on_a_small_disk(tmp_path: Path, script: str, *arguments: Path) -> list[str]:
         "OPENBLAS_NUM_THREADS": "1",
     }
     command = [*namespace(), sys.executable, REFERENCE / "processes" / script, tmp_path, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout.splitlines()
 
 
 def test_whole_or_nothing_of_every_other_output(tmp_path: Path):
     """States, copies, saved models and certificates: errors that name the file, and nothing is left."""
-    found = on_a_small_disk(tmp_path, "full_outputs.py", REFERENCE.parent / "golden" / "dense_interval")
-    assert len(found) == 6
+    result = on_a_small_disk(tmp_path, "full_outputs.py", REFERENCE.parent / "golden" / "dense_interval")
+    assert len(result) == 6
 
 
 @pytest.mark.long
 def test_every_size_of_a_full_disk(tmp_path: Path):
-    """`score` to both formats, and `batch`: a clear message, nothing damaged, and with more room the same bytes."""
+    """`score` in both formats and `batch`: clear messages, nothing damaged, equal bytes after room."""
     lines = on_a_small_disk(tmp_path, "full_disk.py")
-    found = dict(line.split(" ", 1) for line in lines)
-    assert set(found) == {"out.jsonl", "out.parquet", "answers.jsonl"}
+    settings = dict(line.split(" ", 1) for line in lines)
+    assert set(settings) == {"out.jsonl", "out.parquet", "answers.jsonl"}
     for output in ("out.jsonl", "out.parquet"):
         # Whatever is written last was what did not fit, once at least.
-        assert all(name in found[output] for name in ("manifest.jsonl", "part", "whole")), found
+        assert all(name in settings[output] for name in ("manifest.jsonl", "part", "whole")), settings

@@ -23,13 +23,13 @@ def tokens(completions: list[hybridlm.Completion]) -> list[list[int]]:
 
 
 def test_each_request_equals_the_same_request_alone(text_lm: hybridlm.LM) -> None:
-    together = text_lm.generate(PROMPTS, PARAMS)
-    assert together == [text_lm.generate([p], [params])[0] for p, params in zip(PROMPTS, PARAMS, strict=True)]
-    assert together == [text_lm.generate(p, params)[0] for p, params in zip(PROMPTS, PARAMS, strict=True)]
-    assert together == text_lm.generate(PROMPTS[::-1], PARAMS[::-1])[::-1]
-    assert [completion.seed for completion in together] == [5, 5, None, 9, 2**60, 0]
+    completions = text_lm.generate(PROMPTS, PARAMS)
+    assert completions == [text_lm.generate([p], [params])[0] for p, params in zip(PROMPTS, PARAMS, strict=True)]
+    assert completions == [text_lm.generate(p, params)[0] for p, params in zip(PROMPTS, PARAMS, strict=True)]
+    assert completions == text_lm.generate(PROMPTS[::-1], PARAMS[::-1])[::-1]
+    assert [completion.seed for completion in completions] == [5, 5, None, 9, 2**60, 0]
     finished = {event.index: event.completion for event in text_lm.stream(PROMPTS, PARAMS) if event.completion}
-    assert [finished[i] for i in range(len(PROMPTS))] == together
+    assert [finished[i] for i in range(len(PROMPTS))] == completions
 
 
 def test_lists_as_keywords_equal_a_list_of_sampling_params(text_lm: hybridlm.LM) -> None:
@@ -42,9 +42,9 @@ def test_lists_as_keywords_equal_a_list_of_sampling_params(text_lm: hybridlm.LM)
 
 
 def test_completions_of_a_prompt_with_lists(text_lm: hybridlm.LM) -> None:
-    together = text_lm.generate(PROMPTS[:2], PARAMS[:2], n=2)
-    assert together == text_lm.generate(PROMPTS[0], PARAMS[0], n=2) + text_lm.generate(PROMPTS[1], PARAMS[1], n=2)
-    assert together[0] != together[1]
+    completions = text_lm.generate(PROMPTS[:2], PARAMS[:2], n=2)
+    assert completions == text_lm.generate(PROMPTS[0], PARAMS[0], n=2) + text_lm.generate(PROMPTS[1], PARAMS[1], n=2)
+    assert completions[0] != completions[1]
 
 
 def test_a_call_without_a_seed_is_fresh_and_can_be_repeated(text_lm: hybridlm.LM) -> None:
@@ -69,10 +69,10 @@ def test_submitted_requests_draw_seeds(text_lm: hybridlm.LM) -> None:
     with text_lm.session() as session:
         for seed in (None, None, 7):
             session.submit("Ada", temperature=1.0, max_tokens=2, seed=seed)
-        done = {}
+        results = {}
         while session.busy:
-            done |= {event.index: event.completion for event in session.step() if event.completion}
-    seeds = [done[i].seed for i in range(3)]
+            results |= {event.index: event.completion for event in session.step() if event.completion}
+    seeds = [results[i].seed for i in range(3)]
     assert None not in seeds and len(set(seeds)) == 3 and seeds[2] == 7
 
 

@@ -1,4 +1,4 @@
-"""`import hybridlm` loads no library that only some users need: each is imported where it is used."""
+"""`import hybridlm` loads no optional library; each is imported on use."""
 
 import json
 import os
@@ -22,8 +22,8 @@ print(json.dumps([gc.isenabled(), sorted({name.partition(".")[0] for name in sys
 @pytest.mark.slow
 def test_libraries_for_some_users_are_not_imported(root: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(root)}
-    found = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True)
-    collecting, modules = json.loads(found.stdout)
+    run = subprocess.run([sys.executable, "-c", CHILD], env=environment, capture_output=True, text=True, check=True)
+    collecting, modules = json.loads(run.stdout)
     assert collecting
     assert {"hybridlm", "ir_passes", "models", "jax"} <= set(modules)
     assert not set(NEEDED_LATER) & set(modules)

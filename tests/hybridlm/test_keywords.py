@@ -14,7 +14,7 @@ MODEL: Any = None
 
 
 @pytest.mark.parametrize(
-    ("call", "name", "meant"),
+    ("call", "name", "target"),
     [
         (LM.generate, "max_new_tokens", "max_tokens"),
         (LM.generate, "temprature", "temperature"),
@@ -42,8 +42,8 @@ MODEL: Any = None
         (hybridlm.Intervention.patch, "layer", "layers"),
     ],
 )
-def test_the_error_has_the_name_that_is_meant(call: Any, name: str, meant: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name}: .*\b{meant}\?$"):
+def test_the_error_has_the_name_that_is_meant(call: Any, name: str, target: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name}: .*\b{target}\?$"):
         call(MODEL, **{name: 1})
 
 
@@ -71,8 +71,8 @@ def test_every_unknown_keyword_is_in_one_error() -> None:
 def test_a_synonym_is_suggested_only_where_its_argument_exists() -> None:
     assert "max_tokens" not in unknown_keyword("max_new_tokens", ["texts", "top"])
     targets = {*SYNONYMS}
-    known = {name for call in (LM.generate, LM.score, hybridlm.load) for name in inspect.signature(call).parameters}
-    assert targets <= known
+    names = {name for call in (LM.generate, LM.score, hybridlm.load) for name in inspect.signature(call).parameters}
+    assert targets <= names
 
 
 def test_calls_and_signatures_stay_as_they_are() -> None:
@@ -103,9 +103,9 @@ VLLM_FIELDS = (
     ("call", "names"), [(hybridlm.load, VLLM_NAMES), (hybridlm.SamplingParams, VLLM_FIELDS)], ids=["load", "params"]
 )
 def test_names_of_vllm_have_an_argument_or_advice(call: Any, names: tuple[str, ...]) -> None:
-    known = inspect.signature(call).parameters
+    parameters = inspect.signature(call).parameters
     for name in names:
-        assert name in known or "arguments are" not in unknown_keyword(name, known), name
+        assert name in parameters or "arguments are" not in unknown_keyword(name, parameters), name
 
 
 def test_only_public_names_are_listed() -> None:

@@ -1,4 +1,4 @@
-"""`hybridlm.load`: arguments, what is kept in which dtype, what is said, and where compiled steps go."""
+"""`hybridlm.load`: arguments, stored dtypes, messages, and the place of compiled steps."""
 
 import gc
 import inspect
@@ -43,8 +43,8 @@ def copied(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def change(file: pathlib.Path, **fields: Any) -> None:
-    held = json.loads(file.read_text()) if file.exists() else {}
-    file.write_text(json.dumps(held | fields))
+    contents = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(contents | fields))
 
 
 WHOLE = "expected a whole number of at least 1, got"
@@ -86,7 +86,7 @@ def test_arguments_by_position() -> None:
     """The order of `load`'s arguments is the documented one."""
     parameters = inspect.signature(hybridlm.load).parameters
     documented = {"lanes": 8, "context": None, "dtype": None, "certify": "error", "compilation_cache": None}
-    assert {name: one.default for name, one in list(parameters.items())[1:6]} == documented
+    assert {name: item.default for name, item in list(parameters.items())[1:6]} == documented
     assert list(parameters)[1:6] == list(documented)
     lm = hybridlm.load(SMALL, lanes=2, context=16, dtype="float32", certify="off", compilation_cache=False)
     assert (lm.engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
@@ -142,8 +142,7 @@ def test_a_narrow_model_is_near_what_transformers_computed_in_float32() -> None:
         tokens, want = (expected[name][ends[prompt] - 3 : ends[prompt]] for name in ("prompts", "logits"))
     logits = load(dtype="bfloat16").forward(tokens).logits
     assert logits.dtype == jnp.float32 and logits.shape == want.shape
-    difference = np.abs(np.asarray(logits) - want).max()
-    assert 2e-3 < difference < 0.05 * np.abs(want).max()
+    assert 2e-3 < np.abs(np.asarray(logits) - want).max() < 0.05 * np.abs(want).max()
 
 
 def test_parameters_are_named_by_their_path() -> None:
@@ -160,28 +159,28 @@ def test_repr() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
         pytest.param({}, marks=pytest.mark.long, id="plain"),
         pytest.param({"speculate": "ngram", "prefix_cache": "1MB"}, id="all"),
     ],
 )
-def test_the_arrays_and_programs_of_a_model_go_when_it_does(more: dict[str, Any]) -> None:
-    """Memory is free at once, without the collector of cycles, so that there is room for another model."""
-    lm = load(**more)
+def test_the_arrays_and_programs_of_a_model_go_when_it_does(options: dict[str, Any]) -> None:
+    """Memory is freed immediately, without the cycle collector."""
+    lm = load(**options)
     lm.generate([[5, 6, 7]], max_tokens=2, prefix=lm.prefix([5, 6, 7, 8, 9]))
     lm.score([[5, 6, 7]])
     with lm.session() as session:
         session.submit([5, 6], max_tokens=2)
         session.step()
     del session
-    held = [lm.engine, lm.engine.programs, *lm.params.values()]
-    gone = [weakref.ref(one) for one in held]
+    contents = [lm.engine, lm.engine.programs, *lm.params.values()]
+    removed = [weakref.ref(item) for item in contents]
     collects = gc.isenabled()
     gc.disable()
     try:
-        del lm, held
-        assert [one() for one in gone] == [None] * len(gone)
+        del lm, contents
+        assert [item() for item in removed] == [None] * len(removed)
     finally:
         if collects:
             gc.enable()
@@ -231,7 +230,7 @@ def test_skipped_tensors_are_logged_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize(
-    ("own", "generation", "expected"),
+    ("local", "generation", "expected"),
     [
         (2, None, (2,)),
         (None, None, ()),
@@ -242,9 +241,9 @@ def test_skipped_tensors_are_logged_once(caplog: pytest.LogCaptureFixture) -> No
     ],
 )
 def test_end_tokens_of_generation_config_or_else_config(
-    copied: pathlib.Path, own: Any, generation: Any, expected: tuple[int, ...]
+    copied: pathlib.Path, local: Any, generation: Any, expected: tuple[int, ...]
 ) -> None:
-    change(copied / "config.json", eos_token_id=own)
+    change(copied / "config.json", eos_token_id=local)
     change(copied / "generation_config.json", eos_token_id=generation)
     assert load(copied).eos_token_ids == expected
 
@@ -302,28 +301,28 @@ for count, cache in enumerate(json.loads(sys.argv[2])):
 
 
 def child(home: pathlib.Path, *caches: str | bool | None, **variables: str) -> list[str]:
-    """Loads in a process of its own, with each of `caches` in turn, and compiles a step and a function of the user.
+    """Load in a process with each of `caches`; return directories and counts of stored steps.
 
     Returns JAX's directory after each, and how many steps were found in the store by then.
     """
     variables = {"XDG_CACHE_HOME": str(home / "xdg"), "HOME": str(home), "JAX_PLATFORMS": "cpu"} | variables
     variables |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": str(ROOT)}
-    kept = {key: value for key, value in os.environ.items() if key not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
+    saved = {key: value for key, value in os.environ.items() if key not in ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")}
     command = [sys.executable, "-W", "error", "-c", CHILD, str(SMALL), json.dumps(caches)]
-    result = subprocess.run(command, env=kept | variables, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, env=saved | variables, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
 
 
 def compiled(directory: pathlib.Path) -> set[str]:
-    """Names of the programs that a cache of JAX's holds, and "step" where steps are kept."""
+    """Return names of programs in a JAX cache, and "step" for stored steps."""
     steps = {"step" for _ in directory.glob("steps/*.step")}
     return steps | {path.name.partition("-")[0] for path in directory.glob("**/*-cache")}
 
 
 @pytest.mark.slow
 def test_steps_are_kept_where_a_load_says_and_jax_has_the_setting_that_it_had(tmp_path: pathlib.Path) -> None:
-    """One process that changes its mind; what the user compiles is kept nowhere. The next process finds the steps."""
+    """One process switches folders; user programs are stored nowhere; a later process finds steps."""
     default, first, second = tmp_path / "xdg" / "hybridlm" / "xla", tmp_path / "first", tmp_path / "second"
     caches = False, None, str(first), str(second)
     assert child(tmp_path, *caches) == ["None 0"] * 4
@@ -339,10 +338,10 @@ def test_without_a_compilation_cache_nothing_is_written(tmp_path: pathlib.Path) 
 
 @pytest.mark.long
 def test_a_compilation_cache_that_jax_was_given_is_respected(tmp_path: pathlib.Path) -> None:
-    """Programs that the user compiles are stored there as before, also after a load that names another cache."""
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    assert child(tmp_path, str(other), None, JAX_COMPILATION_CACHE_DIR=str(mine)) == [f"{mine} 0"] * 2
-    assert compiled(mine) >= {"step", "jit_of_the_user"} and not (tmp_path / "xdg").exists()
+    """User programs stay in JAX's given cache, also after loads with another cache."""
+    actual, other = tmp_path / "mine", tmp_path / "other"
+    assert child(tmp_path, str(other), None, JAX_COMPILATION_CACHE_DIR=str(actual)) == [f"{actual} 0"] * 2
+    assert compiled(actual) >= {"step", "jit_of_the_user"} and not (tmp_path / "xdg").exists()
     assert compiled(other) == {"step"}
 
 
@@ -358,23 +357,23 @@ def setting() -> str | None:
 
 
 def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -> None:
-    """JAX has one cache at a time; its setting is that of the thread that compiles."""
-    before = setting()
-    inside, leave, order = threading.Event(), threading.Event(), list[str | None]()
+    """JAX has one cache at a time; its setting follows the compiling thread."""
+    initial = setting()
+    inner, leave, order = threading.Event(), threading.Event(), list[str | None]()
 
     def compile_for(folder: str) -> None:
         with use_cache(folder):
             order.append(setting())
-            inside.set()
+            inner.set()
             leave.wait(10)
 
     with ThreadPoolExecutor(3) as pool:
-        one = pool.submit(compile_for, "/one")
-        assert inside.wait(10) and setting() == before
+        future = pool.submit(compile_for, "/one")
+        assert inner.wait(10) and setting() == initial
         with use_cache("/one"):
             other = pool.submit(compile_for, "/other")
             assert order == ["/one"]
         leave.set()
-        one.result(10)
+        future.result(10)
         other.result(10)
-    assert order == ["/one", "/other"] and setting() == before
+    assert order == ["/one", "/other"] and setting() == initial

@@ -1,4 +1,4 @@
-"""Two models that differ in a little of their weights or files are told apart by everything that is kept of one."""
+"""Caches distinguish models with slightly different weights or files."""
 
 import json
 import shutil
@@ -42,8 +42,8 @@ def with_row(base: Path, folder: Path) -> Path:
 
 def with_json(base: Path, folder: Path, file: str, **fields: Any) -> Path:
     path = copied(base, folder) / file
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | fields))
+    table = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(table | fields))
     return folder
 
 
@@ -62,10 +62,10 @@ def lm(text_lm: hybridlm.LM, base: Path) -> hybridlm.LM:
 
 
 def loaded(path: Path, text_lm: hybridlm.LM, **settings: Any) -> hybridlm.LM:
-    found = hybridlm.load(path, **{**SETTINGS, **settings})
+    lm = hybridlm.load(path, **{**SETTINGS, **settings})
     # The steps are the same, and take the parameters as arguments.
-    found.engine.runner.programs = text_lm.engine.programs
-    return found
+    lm.engine.runner.programs = text_lm.engine.programs
+    return lm
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +135,11 @@ SMALL_FILES: dict[str, tuple[str, Callable[[Path, Path], Path]]] = {
 @pytest.mark.parametrize("kind", SMALL_FILES)
 def test_small_files_that_change_results(lm: hybridlm.LM, base: Path, tmp_path: Path, kind: str) -> None:
     field, change = SMALL_FILES[kind]
-    found, expected = (
+    actual, expected = (
         hybridlm.load(change(base, tmp_path / "m"), **SETTINGS).text_model.origin(),
         lm.text_model.origin(),
     )
-    assert field in {name for name in expected if found[name] != expected[name]}
+    assert field in {name for name in expected if actual[name] != expected[name]}
 
 
 @pytest.mark.slow
@@ -150,16 +150,16 @@ def test_updates_by_a_checkpoint_and_by_arrays(lm: hybridlm.LM, other: hybridlm.
     assert changed.fingerprint == other.fingerprint
     with pytest.raises(ValueError, match="model: expected"):
         changed.generate([[5]], prefix=prefix, max_tokens=1)
-    seen = {lm.fingerprint, other.fingerprint}
+    calls = {lm.fingerprint, other.fingerprint}
     for params in (other.params, lm.params):  # which differ in one row
         changed.update(dict(params))
-        seen.add(changed.fingerprint)
-    assert len(seen) == 4
+        calls.add(changed.fingerprint)
+    assert len(calls) == 4
 
 
 @pytest.mark.slow
 def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a prefix cache, whose states are compared with the model that made them."""
+    """Prefix-cache states are compared with their model's fingerprint."""
 
     def unexpected(*arguments: Any) -> str:
         raise AssertionError("the weights were read a second time")
@@ -199,20 +199,20 @@ def test_packed_weights(base: Path, tmp_path: Path) -> None:
     name = max((name for name in tensors if name.endswith("_scale")), key=lambda name: tensors[name].size)
     tensors[name].reshape(-1)[tensors[name].size // 2] *= 2
     save_file(tensors, tmp_path / "two" / "model.safetensors")
-    one, two = (hybridlm.load(tmp_path / folder, **settings) for folder in ("one", "two"))
+    first, second = (hybridlm.load(tmp_path / folder, **settings) for folder in ("one", "two"))
     plain = hybridlm.load(tmp_path / "one", dequantise="bfloat16", **settings)
-    assert one._weights.packed and not plain._weights.packed
-    assert len({one.fingerprint, two.fingerprint, plain.fingerprint}) == 3
-    assert plain.engine.kind.dtype == one.engine.kind.dtype
-    for path, lm in (("saved", one), ("saved plain", plain)):
+    assert first._weights.packed and not plain._weights.packed
+    assert len({first.fingerprint, second.fingerprint, plain.fingerprint}) == 3
+    assert plain.engine.kind.dtype == first.engine.kind.dtype
+    for path, lm in (("saved", first), ("saved plain", plain)):
         lm.save(tmp_path / path)
         assert hybridlm.load(tmp_path / path, **settings).fingerprint == lm.fingerprint
-    again = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **settings)
-    assert again.fingerprint not in (one.fingerprint, two.fingerprint)
+    repeat = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **settings)
+    assert repeat.fingerprint not in (first.fingerprint, second.fingerprint)
 
 
 def test_a_tensor_of_an_adapter(base: Path, tmp_path: Path) -> None:
-    seen = [hybridlm.load(base, **SETTINGS).fingerprint]
+    calls = [hybridlm.load(base, **SETTINGS).fingerprint]
     module = "base_model.model.model.layers.0.mlp.down_proj"
     out, into = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].shape
     for change in (0.0, 1.0):
@@ -224,5 +224,5 @@ def test_a_tensor_of_an_adapter(base: Path, tmp_path: Path) -> None:
         save_file(
             {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}, adapter / "adapter_model.safetensors"
         )
-        seen.append(hybridlm.load(base, adapter=adapter, **SETTINGS).fingerprint)
-    assert len(set(seen)) == 3
+        calls.append(hybridlm.load(base, adapter=adapter, **SETTINGS).fingerprint)
+    assert len(set(calls)) == 3

@@ -1,4 +1,4 @@
-"""Numbers behind pictures: parts of states that add up, known ranks, and a lens whose last layer is the model."""
+"""Numbers behind pictures: additive parts of states, known ranks, a lens ending in the model."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from random_checkpoint import FAMILIES, write_random_checkpoint
 import hybridlm
 from hybridlm.pictures import StateHistory, draw_held, draw_lens, draw_states, logit_lens, state_history
 
-TOKENS = [int(one) for one in np.random.default_rng(0).integers(3, 90, 23)]
+TOKENS = [int(integer) for integer in np.random.default_rng(0).integers(3, 90, 23)]
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +32,15 @@ def test_the_history_ends_with_the_state_of_a_forward_pass(text_lm: hybridlm.LM,
 
 @pytest.mark.slow
 def test_what_a_group_wrote_is_what_the_state_lacks_without_it(text_lm: hybridlm.LM, history: StateHistory) -> None:
-    """The first group's part, by the state that the other groups leave when they start from zero."""
+    """The first group's part is the state minus the other groups' state."""
     first = text_lm.forward(TOKENS[:4], return_states=True).states
-    whole = text_lm.forward(TOKENS, return_states=True).states
-    assert first is not None and whole is not None
+    states = text_lm.forward(TOKENS, return_states=True).states
+    assert first is not None and states is not None
     state, rest = first.layers[0][0], first.layers[1:]
     emptied = ((state._replace(recurrent=0 * state.recurrent), *first.layers[0][1:]), *rest)
-    after = text_lm.forward(TOKENS[4:], state=hybridlm.SequenceState(4, emptied), return_states=True).states
-    assert after is not None
-    lacking = np.asarray(whole.layers[0][0].recurrent - after.layers[0][0].recurrent)[0]
+    final = text_lm.forward(TOKENS[4:], state=hybridlm.SequenceState(4, emptied), return_states=True).states
+    assert final is not None
+    lacking = np.asarray(states.layers[0][0].recurrent - final.layers[0][0].recurrent)[0]
     np.testing.assert_allclose(history.written[0, -1, 0], np.sqrt((lacking**2).sum((1, 2))), rtol=1e-3, atol=1e-6)
 
 
@@ -73,10 +73,10 @@ def test_arguments_are_checked(text_lm: hybridlm.LM) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(tmp_path: Path, name: str) -> None:
-    """Norms after the last group are those of the states; what the groups wrote adds up; the lens ends in the model."""
+    """Final norms, added group parts and the lens agree with the model."""
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     lm = hybridlm.load(directory, lanes=1, context=64, chunk=16, dtype="float32", compilation_cache=False)
-    tokens = [one % 64 for one in TOKENS]
+    tokens = [token % 64 for token in TOKENS]
     out, lens = lm.forward(np.array(tokens), return_states=True), logit_lens(lm, tokens)
     assert lens.top[-1, :, 0].tolist() == np.asarray(out.logits).argmax(-1).tolist()
     assert out.states is not None
@@ -98,8 +98,8 @@ def test_every_family(tmp_path: Path, name: str) -> None:
 def test_pictures_are_files(text_lm: hybridlm.LM, history: StateHistory, tmp_path, ending: str) -> None:
     lens = logit_lens(text_lm, "a $b$ c")
     cases: list[tuple[Any, Any]] = [(draw_states, history), (draw_held, history), (draw_lens, lens)]
-    for draw, given in cases:
+    for draw, settings in cases:
         path = tmp_path / f"{draw.__name__}.{ending}"
-        assert draw(given, path)._repr_png_().startswith(b"\x89PNG")
+        assert draw(settings, path)._repr_png_().startswith(b"\x89PNG")
         begins = path.read_bytes()[:200]
         assert begins.startswith(b"\x89PNG") if ending == "png" else b"<?xml" in begins

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts beside completions: those of `LM.score`, whatever is cached, drafted and sampled."""
+"""Prompt log-probabilities with completions equal `LM.score`, whatever is cached or drafted."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filled import nan_token
 
 import hybridlm
 from hybridlm.openai_batch.request import CHAT, COMPLETIONS
@@ -18,21 +19,21 @@ PROMPTS = [np.random.default_rng(i).integers(3, 90, i).tolist() for i in (1, CHU
 
 def wanted(lm: hybridlm.LM, prompts: list[list[int]], top: int) -> list[Any]:
     """Return the prompts' log-probabilities from scores."""
-    found: list[Any] = []
+    results: list[Any] = []
     for score in lm.score(prompts, top_logprobs=top):
         tops = score.top_logprobs or [{}] * len(score.token_ids)
         rows = zip(score.token_ids, score.logprobs.tolist(), tops, strict=True)
-        found.append([None, *[{**best, token: logprob} for token, logprob, best in rows][1:]])
-    return found
+        results.append([None, *[{**best, token: logprob} for token, logprob, best in rows][1:]])
+    return results
 
 
 @pytest.mark.parametrize("top", [0, 2])
 def test_they_are_those_of_scores(text_lm: hybridlm.LM, top: int) -> None:
     completions = text_lm.generate(PROMPTS, max_tokens=3, ignore_eos=True, prompt_logprobs=top)
     plain = text_lm.generate(PROMPTS, max_tokens=3, ignore_eos=True)
-    assert [one.prompt_logprobs for one in completions] == wanted(text_lm, PROMPTS, top)
-    assert [one.token_ids for one in completions] == [one.token_ids for one in plain]
-    assert completions[0].prompt_logprobs == [None] and all(one.prompt_logprobs is None for one in plain)
+    assert [completion.prompt_logprobs for completion in completions] == wanted(text_lm, PROMPTS, top)
+    assert [completion.token_ids for completion in completions] == [completion.token_ids for completion in plain]
+    assert completions[0].prompt_logprobs == [None] and all(item.prompt_logprobs is None for item in plain)
     for entry, token in zip((completions[4].prompt_logprobs or [])[1:], PROMPTS[4][1:], strict=True):
         assert entry is not None and token in entry and len(entry) in (top, top + 1)
         values = list(entry.values())[:top]
@@ -44,56 +45,49 @@ def test_cached_prefixes_and_drafts_drop_nothing(text_lm: hybridlm.LM, monkeypat
     monkeypatch.setattr(engine, "prefix_cache", PrefixCache(engine.moves, cache_budget("600kB"), engine.chunk))
     settings: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "prompt_logprobs": 2}
     for _ in range(2):  # the second time from the cache
-        assert [one.prompt_logprobs for one in text_lm.generate(PROMPTS, **settings)] == want
+        assert [item.prompt_logprobs for item in text_lm.generate(PROMPTS, **settings)] == want
     assert engine.prefix_cache is not None and engine.prefix_cache.stats["prefix_hits"] > 0
-    drafted = text_lm.generate(PROMPTS, speculate="ngram", **settings)
-    assert [one.prompt_logprobs for one in drafted] == want
+    assert [item.prompt_logprobs for item in text_lm.generate(PROMPTS, speculate="ngram", **settings)] == want
     prefix = text_lm.prefix(PROMPTS[4][:7])
-    (behind,) = text_lm.generate([PROMPTS[4][7:]], prefix=prefix, **settings)
-    assert behind.prompt_token_ids == PROMPTS[4] and len(behind.prompt_logprobs or []) == 13
+    (completion,) = text_lm.generate([PROMPTS[4][7:]], prefix=prefix, **settings)
+    assert completion.prompt_token_ids == PROMPTS[4] and len(completion.prompt_logprobs or []) == 13
 
 
 def test_several_completions_and_settings_of_each_prompt(text_lm: hybridlm.LM) -> None:
-    before = text_lm.stats["scored_tokens"]
+    initial = text_lm.stats["scored_tokens"]
     completions = text_lm.generate([PROMPTS[4]], n=3, temperature=1.0, max_tokens=2, seed=0, prompt_logprobs=0)
-    assert text_lm.stats["scored_tokens"] - before == 12, "equal prompts are read once"
-    assert len({str(one.prompt_logprobs) for one in completions}) == 1
+    assert text_lm.stats["scored_tokens"] - initial == 12, "equal prompts are read once"
+    assert len({str(completion.prompt_logprobs) for completion in completions}) == 1
     first, second = text_lm.generate(PROMPTS[2:4], max_tokens=1, prompt_logprobs=[None, 1])
     assert first.prompt_logprobs is None and len(second.prompt_logprobs or []) == CHUNK + 1
 
 
 def test_sessions(text_lm: hybridlm.LM) -> None:
-    """A full context, a request that joins later, one that is cancelled before its prompt is read."""
+    """A full context, a late request, and a request cancelled before its prompt is read."""
     full = np.random.default_rng(0).integers(3, 90, text_lm.context).tolist()
-    done: dict[int, hybridlm.Completion] = {}
+    results: dict[int, hybridlm.Completion] = {}
     with text_lm.session() as session:
         session.submit(PROMPTS[4], max_tokens=4, ignore_eos=True, prompt_logprobs=1)
         for _ in range(3):
-            done |= {event.index: event.completion for event in session.step() if event.completion is not None}
+            results |= {event.index: event.completion for event in session.step() if event.completion is not None}
         session.submit(full, prompt_logprobs=0)
         session.submit(PROMPTS[3], max_tokens=1, prompt_logprobs=1)
         session.submit(PROMPTS[3], max_tokens=1, prompt_logprobs=1)
         session.cancel(3)
         while session.busy:
-            done |= {event.index: event.completion for event in session.step() if event.completion is not None}
-    assert done[1].finish_reason == "length" and len(done[1].prompt_logprobs or []) == text_lm.context
-    assert done[3].prompt_logprobs is None
-    assert [len(done[i].prompt_logprobs or []) for i in (0, 2)] == [13, CHUNK + 1]
+            results |= {event.index: event.completion for event in session.step() if event.completion is not None}
+    assert results[1].finish_reason == "length" and len(results[1].prompt_logprobs or []) == text_lm.context
+    assert results[3].prompt_logprobs is None
+    assert [len(results[i].prompt_logprobs or []) for i in (0, 2)] == [13, CHUNK + 1]
 
 
 def test_a_prompt_without_finite_numbers_ends_its_request(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean, place = engine.params, list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == place else p for i, p in enumerate(clean))
-    try:
-        with text_lm.session() as session:
-            session.submit([5, 6, 7], prompt_logprobs=0, max_tokens=1)
-            session.submit([5, 9, 7], prompt_logprobs=0, max_tokens=1)
-            with pytest.raises(hybridlm.NumericalError, match=r"request 1"):
-                session.step()
-            assert set(session.errors) == {1}
-    finally:
-        engine.params = clean
+    with nan_token(text_lm), text_lm.session() as session:
+        session.submit([5, 6, 7], prompt_logprobs=0, max_tokens=1)
+        session.submit([5, 9, 7], prompt_logprobs=0, max_tokens=1)
+        with pytest.raises(hybridlm.NumericalError, match=r"request 1"):
+            session.step()
+        assert set(session.errors) == {1}
 
 
 def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM) -> None:

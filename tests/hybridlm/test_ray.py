@@ -1,4 +1,4 @@
-"""Datasets of Ray on a local cluster of two actors: the rows of `score_file`, bit for bit, whatever the blocks are."""
+"""Ray datasets on two local actors: the rows of `score_file`, bit for bit."""
 
 # ray is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
@@ -66,9 +66,9 @@ def test_an_actor_has_the_rows_of_a_file(worker: Any, text_lm: hybridlm.LM, tmp_
     pq.write_table(table, tmp_path / "in.parquet")
     text_lm.run_file(task, tmp_path / "in.parquet", tmp_path / "out.parquet")
     expected = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    found = worker._Worker(task, "model", {})(table).to_pylist()
-    assert [row["error"] and row["error"].split(": ", 1)[1] for row in expected] == [row["error"] for row in found]
-    assert [{**row, "error": None} for row in expected] == [{**row, "error": None} for row in found]
+    actual = worker._Worker(task, "model", {})(table).to_pylist()
+    assert [row["error"] and row["error"].split(": ", 1)[1] for row in expected] == [row["error"] for row in actual]
+    assert [{**row, "error": None} for row in expected] == [{**row, "error": None} for row in actual]
 
 
 @pytest.mark.parametrize("task", [hybridlm.DecideTask(), hybridlm.BatchTask(), None])
@@ -128,8 +128,7 @@ class TestOnACluster:
         cuts = [0, 7, 8, 40, 75]
         blocks = [pa.Table.from_pylist(ROWS[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
         for dataset in (cluster.from_arrow(blocks), cluster.read_parquet(str(tmp_path / "in.parquet"))):
-            found = score_dataset(dataset, model, actors=2, batch_size=BATCH, **SETTINGS)
-            assert found.take_all() == expected
+            assert score_dataset(dataset, model, actors=2, batch_size=BATCH, **SETTINGS).take_all() == expected
         scores = lm.score([row["text"] for row in ROWS if row["text"]])
         for row, score in zip([row for row in expected if row["error"] is None], scores, strict=True):
             # Fewer texts than lanes take part in a step of another shape.
@@ -150,9 +149,9 @@ class TestOnACluster:
 
         monkeypatch.setattr(hybridlm.ray, "_Worker", Counting)
         blocks = [pa.table({"id": list(range(a, b))}) for a, b in ((0, 7), (7, 8), (8, 40), (40, 75))]
-        found = hybridlm.ray.score_dataset(cluster.from_arrow(blocks), "none", actors=2, batch_size=BATCH).take_all()
-        assert [row["id"] for row in found] == list(range(75))
-        assert [row["rows"] for row in found] == [BATCH] * 64 + [11] * 11
+        result = hybridlm.ray.score_dataset(cluster.from_arrow(blocks), "none", actors=2, batch_size=BATCH).take_all()
+        assert [row["id"] for row in result] == list(range(75))
+        assert [row["rows"] for row in result] == [BATCH] * 64 + [11] * 11
 
     def test_arrays_of_token_ids(self, cluster: Any, model: Path):
         """Columns as Ray makes them of NumPy arrays; no ids."""
@@ -160,9 +159,9 @@ class TestOnACluster:
 
         ids = np.arange(3, 33).reshape(10, 3)
         dataset = cluster.from_numpy(ids).rename_columns({"data": "token_ids"})
-        found = score_dataset(dataset, model, **SETTINGS).take_all()
-        assert [row["token_ids"] for row in found] == ids.tolist() and {row["id"] for row in found} == {None}
-        assert all(row["error"] is None and len(row["logprobs"]) == 3 for row in found)
+        result = score_dataset(dataset, model, **SETTINGS).take_all()
+        assert [row["token_ids"] for row in result] == ids.tolist() and {row["id"] for row in result} == {None}
+        assert all(row["error"] is None and len(row["logprobs"]) == 3 for row in result)
 
     def test_wrong_columns_and_models(self, cluster: Any, model: Path):
         from hybridlm.ray import score_dataset

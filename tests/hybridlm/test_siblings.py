@@ -1,4 +1,4 @@
-"""The guard against foreign `models` and `ir_passes`, each case in a Python process of its own."""
+"""The guard against foreign `models` and `ir_passes`, one Python process per case."""
 
 import ast
 import os
@@ -47,10 +47,10 @@ def catch(code: str) -> str:
     )
 
 
-def assert_refused(result: subprocess.CompletedProcess[str], name: str, found: Path, expected: Path, reason: str):
+def assert_refused(result: subprocess.CompletedProcess[str], name: str, path: Path, expected: Path, reason: str):
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"ForeignPackageError {name} {found}\n"), result.stdout
-    for part in (f"found:    {found}\n", f"expected: {expected}\n", reason, "rename", "another directory", "reinstall"):
+    assert result.stdout.startswith(f"ForeignPackageError {name} {path}\n"), result.stdout
+    for part in (f"found:    {path}\n", f"expected: {expected}\n", reason, "rename", "another directory", "reinstall"):
         assert part in result.stdout, f"{part!r} is not in\n{result.stdout}"
     assert "EXECUTED" not in result.stdout, "the foreign package was executed"
 
@@ -65,15 +65,15 @@ def test_clean(installed: Path, user: Path):
 def test_regular_package_in_the_current_directory(installed: Path, user: Path, name: str):
     (user / name).mkdir()
     (user / name / "__init__.py").write_text("print('EXECUTED')\n")
-    found, expected = user / name / "__init__.py", installed / name / "__init__.py"
-    assert_refused(run(catch("import hybridlm"), installed, user), name, found, expected, "current directory")
+    actual, expected = user / name / "__init__.py", installed / name / "__init__.py"
+    assert_refused(run(catch("import hybridlm"), installed, user), name, actual, expected, "current directory")
 
 
 @pytest.mark.parametrize("name", ["models", "ir_passes"])
 def test_module_in_the_current_directory(installed: Path, user: Path, name: str):
     (user / f"{name}.py").write_text("print('EXECUTED')\n")
-    found, expected = user / f"{name}.py", installed / name / "__init__.py"
-    assert_refused(run(catch("import hybridlm"), installed, user), name, found, expected, "current directory")
+    actual, expected = user / f"{name}.py", installed / name / "__init__.py"
+    assert_refused(run(catch("import hybridlm"), installed, user), name, actual, expected, "current directory")
 
 
 def test_namespace_folder_does_not_hide_ours(installed: Path, user: Path):
@@ -87,11 +87,11 @@ def test_namespace_folder_does_not_hide_ours(installed: Path, user: Path):
 def test_preloaded_package(installed: Path, user: Path):
     elsewhere = user / "elsewhere"
     (elsewhere / "models").mkdir(parents=True)
-    found = elsewhere / "models" / "__init__.py"
-    found.write_text("")
+    output = elsewhere / "models" / "__init__.py"
+    output.write_text("")
     code = f"import sys; sys.path.insert(0, {str(elsewhere)!r}); import models; sys.path.pop(0)\n"
     result = run(code + catch("import hybridlm"), installed, user)
-    assert_refused(result, "models", found, installed / "models" / "__init__.py", "already imported")
+    assert_refused(result, "models", output, installed / "models" / "__init__.py", "already imported")
 
 
 def test_preloaded_namespace_folder(installed: Path, user: Path):
@@ -116,16 +116,16 @@ def test_our_own_packages_may_be_preloaded(installed: Path, user: Path):
 
 @pytest.mark.parametrize("text", ["", 'DISTRIBUTION = "another"\n'])
 def test_wrong_marker(installed: Path, user: Path, text: str):
-    found = installed / "models" / "__init__.py"
-    found.write_text(text)
-    assert_refused(run(catch("import hybridlm"), installed, user), "models", found, found, "overwritten")
+    result = installed / "models" / "__init__.py"
+    result.write_text(text)
+    assert_refused(run(catch("import hybridlm"), installed, user), "models", result, result, "overwritten")
 
 
 def test_missing_package(installed: Path, user: Path):
     (installed / "models" / "__init__.py").unlink()
     (installed / "models").rmdir()
     result = run(catch("import hybridlm"), installed, user)
-    # Where hybridlm is installed beside the tests, that installation's `models` is found instead of nothing.
+    # Where hybridlm is installed next to the tests, that installation's `models` is found instead of nothing.
     assert result.stdout.startswith("ForeignPackageError models "), result.stdout + result.stderr
     assert "the installation of hybridlm is incomplete" in result.stdout
 
@@ -141,7 +141,7 @@ def test_guard_is_the_first_statement_of_the_package():
 @pytest.mark.slow
 def test_real_package_refuses_before_it_loads_anything_else(user: Path):
     (user / "models").mkdir()
-    found = user / "models" / "__init__.py"
-    found.write_text("print('EXECUTED')\n")
+    output = user / "models" / "__init__.py"
+    output.write_text("print('EXECUTED')\n")
     result = run(catch("import hybridlm"), ROOT, user)
-    assert_refused(result, "models", found, ROOT / "models" / "__init__.py", "current directory")
+    assert_refused(result, "models", output, ROOT / "models" / "__init__.py", "current directory")

@@ -39,10 +39,10 @@ def test_scores():
 
 
 def test_completions_with_and_without_what_was_not_asked_for():
-    asked = Completion("a", [5], [-0.5], [{5: -0.5}], "stop", [1, 2])
+    completion = Completion("a", [5], [-0.5], [{5: -0.5}], "stop", [1, 2])
     plain = Completion(None, [5, 6], None, None, "length", [1])
     assert "top_logprobs" not in to_table([plain]).column_names
-    first, second = to_table([asked, plain]).to_pylist()
+    first, second = to_table([completion, plain]).to_pylist()
     assert first["top_logprobs"] == [[{"token_id": 5, "logprob": -0.5}]] and first["text"] == "a"
     assert second == {
         "text": None,

@@ -1,4 +1,4 @@
-"""A folder in which no file can be made: everything that writes one refuses it, by its name."""
+"""An unwritable folder: every writer refuses it by name."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ from hybridlm.rows.snapshot import StateKind, nothing_consumed
 
 @pytest.fixture
 def locked() -> Iterator[Path]:
-    """A folder that this process may not write to, beside what it may read; root is somebody else meanwhile."""
+    """A folder without write permission; root runs as another user meanwhile."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_lines(folder / "in.jsonl", [{"id": 1, "text": "a", "custom_id": "a"}])

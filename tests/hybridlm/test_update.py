@@ -1,4 +1,4 @@
-"""New weights in a loaded model: what is replaced, what is refused, and what is not made anew."""
+"""New weights in a loaded model: replaced, refused, and unchanged parts."""
 
 import gc
 import weakref
@@ -54,12 +54,12 @@ def lm(text_lm: hybridlm.LM, base: Path) -> hybridlm.LM:
     return lm
 
 
-def same(one: hybridlm.LM, two: hybridlm.LM) -> bool:
-    held = {name: np.asarray(array) for name, array in one.params.items()}
-    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(one.model)))
-    module = [np.asarray(one[...]) for _, one in flat]
-    return all(np.array_equal(held[name], two.params[name]) for name in two.params) and all(
-        any(a is b or np.array_equal(a, b) for b in held.values()) for a in module
+def same(first: hybridlm.LM, second: hybridlm.LM) -> bool:
+    contents = {name: np.asarray(array) for name, array in first.params.items()}
+    flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(first.model)))
+    module = [np.asarray(item[...]) for _, item in flat]
+    return all(np.array_equal(contents[name], second.params[name]) for name in second.params) and all(
+        any(a is b or np.array_equal(a, b) for b in contents.values()) for a in module
     )
 
 
@@ -108,12 +108,12 @@ GIVEN = {
 @pytest.mark.parametrize("form", GIVEN)
 def test_every_form_is_the_other_model(lm: hybridlm.LM, trained: hybridlm.LM, other: Path, form: str) -> None:
     old = logprobs(lm)
-    compiled, certificates, before = lm.stats["compiled"], lm.certificates, lm.fingerprint
+    compiled, certificates, initial = lm.stats["compiled"], lm.certificates, lm.fingerprint
     lm.update(GIVEN[form](trained, other))
     assert same(lm, trained)
     assert logprobs(lm) == logprobs(trained) != old
     assert lm.stats["compiled"] == compiled and lm.certificates == certificates
-    assert lm.fingerprint != before == lm._weights.source_fingerprint
+    assert lm.fingerprint != initial == lm._weights.source_fingerprint
     assert (lm.fingerprint == trained.fingerprint) == (form == "directory")
 
 
@@ -121,31 +121,31 @@ def test_every_form_is_the_other_model(lm: hybridlm.LM, trained: hybridlm.LM, ot
 @pytest.mark.parametrize("axes", [None, (2, 2, 2)], ids=["one-device", "mesh"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_becomes_the_other_model(tmp_path: Path, name: str, axes: tuple[int, int, int] | None) -> None:
-    """Updates by parameters and by a checkpoint, on one device and over a mesh; nothing is compiled."""
+    """Updates from parameters and checkpoints, on one device and a mesh, without compilation."""
     first, second = (
         write_random_checkpoint(name, tmp_path / str(seed), seed=seed, **FAMILIES[name]) for seed in (0, 1)
     )
     mesh = None if axes is None else hybridlm.mesh(*axes)
     settings: dict[str, Any] = {"lanes": 2, "context": 64, "dtype": "float32", "chunk": 8, "mesh": mesh}
-    lm, trained = (hybridlm.load(one, compilation_cache=False, **settings) for one in (first, second))
+    lm, trained = (hybridlm.load(item, compilation_cache=False, **settings) for item in (first, second))
     old, new = logprobs(lm), logprobs(trained)
     compiled = lm.stats["compiled"]
-    for given, expected in ((dict(trained.params), new), (first, old), (second, new)):
-        lm.update(given)
+    for options, expected in ((dict(trained.params), new), (first, old), (second, new)):
+        lm.update(options)
         assert logprobs(lm) == expected != (old if expected is new else new)
     assert lm.stats["compiled"] == compiled
 
 
 def test_the_fingerprint_is_that_of_every_bit(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
-    seen = [lm.fingerprint]
+    calls = [lm.fingerprint]
     for params in (trained.params, lm.params, trained.params):
         lm.update(dict(params))
-        seen.append(lm.fingerprint)
-    assert seen[1] == seen[3] and len(set(seen)) == 3
+        calls.append(lm.fingerprint)
+    assert calls[1] == calls[3] and len(set(calls)) == 3
     moved = np.array(trained.params[PARAMETER])
     moved[-1, -1] = np.nextafter(moved[-1, -1], np.float32(9))
     lm.update({PARAMETER: moved}, partial=True)
-    assert lm.fingerprint not in seen and lm.text_model.origin()["model"] == lm.fingerprint
+    assert lm.fingerprint not in calls and lm.text_model.origin()["model"] == lm.fingerprint
 
 
 def test_a_digest_knows_places_and_dtypes() -> None:
@@ -159,25 +159,25 @@ def test_nothing_of_the_weights_as_they_were_is_used(lm: hybridlm.LM, trained: h
     prefix = lm.prefix(PROMPT[:20])
     lm.generate([PROMPT], max_tokens=4)
     lm.update(trained.params)
-    found = lm.generate([PROMPT], max_tokens=4, logprobs=0)[0]
+    completion = lm.generate([PROMPT], max_tokens=4, logprobs=0)[0]
     expected = trained.generate([PROMPT], max_tokens=4, logprobs=0)[0]
-    assert (found.token_ids, found.logprobs) == (expected.token_ids, expected.logprobs)
+    assert (completion.token_ids, completion.logprobs) == (expected.token_ids, expected.logprobs)
     assert lm.stats["prefix_hits"] == 0
     with pytest.raises(ValueError, match="another model"):
         lm.generate([PROMPT], prefix=prefix)
 
 
 def test_no_second_copy_is_kept(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
-    """Arrays that lie as they should are taken as they are, and the old ones are freed."""
+    """Suitably placed arrays are taken without a copy; old arrays are freed."""
     old = [weakref.ref(array) for array in lm.params.values()]
     lm.update(trained.params)
     gc.collect()
-    assert not [one for one in old if one() is not None]
+    assert not [item for item in old if item() is not None]
     assert all(lm.params[name] is array for name, array in trained.params.items())
 
 
 def test_layers_are_replaced_one_after_the_other(lm: hybridlm.LM, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a layer is read nothing else holds the old arrays of it or of those before."""
+    """While a layer is read, old arrays of it and earlier layers are free."""
     from hybridlm import update
 
     alive = {name: weakref.ref(array) for name, array in lm.params.items()}
@@ -190,7 +190,7 @@ def test_layers_are_replaced_one_after_the_other(lm: hybridlm.LM, other: Path, m
 
     monkeypatch.setattr(update, "_read", watched)
     lm.update(other)
-    assert len(reads) >= 4 and [len(one) for one in reads] == sorted({len(one) for one in reads}) and reads[0]
+    assert len(reads) >= 4 and [len(read) for read in reads] == sorted({len(read) for read in reads}) and reads[0]
 
 
 def test_wider_numbers_are_converted(base: Path, trained: hybridlm.LM) -> None:
@@ -208,7 +208,7 @@ def test_wider_numbers_are_converted(base: Path, trained: hybridlm.LM) -> None:
 
 
 def test_bfloat16_tensors_and_their_memory(base: Path, trained: hybridlm.LM) -> None:
-    """NumPy's DLPack has no bfloat16; memory of another library is copied, as its owner may write to it later."""
+    """NumPy's DLPack lacks bfloat16; foreign memory is copied, as its owner may write."""
     settings: dict[str, Any] = SETTINGS | {"dtype": "bfloat16"}
     lm = hybridlm.load(base, **settings)
     half = trained.params[PARAMETER].astype(jnp.bfloat16)
@@ -236,7 +236,7 @@ def test_everything_that_does_not_fit_is_named_at_once(lm: hybridlm.LM, trained:
     wrong[names[1]] = np.zeros((3, 2), np.float32)
     wrong[names[2]] = np.zeros(trained.params[names[2]].shape, np.int32)
     del wrong[names[3]]
-    fingerprint, held = lm.fingerprint, dict(lm.params)
+    fingerprint, contents = lm.fingerprint, dict(lm.params)
     with pytest.raises(CheckpointError) as caught:
         lm.update(wrong)
     faults = "\n".join(caught.value.faults)
@@ -246,18 +246,18 @@ def test_everything_that_does_not_fit_is_named_at_once(lm: hybridlm.LM, trained:
     del tensors[TENSOR]
     with pytest.raises(CheckpointError, match=TENSOR):
         lm.update(tensors | {"model.layers.9.x": np.zeros(2, np.float32)})
-    for given in ({PARAMETER: 1.0}, {PARAMETER: [1.0]}):
+    for settings in ({PARAMETER: 1.0}, {PARAMETER: [1.0]}):
         with pytest.raises(CheckpointError, match="expected an array"):
-            lm.update(given, partial=True)
+            lm.update(settings, partial=True)
     with pytest.raises(TypeError, match="nnx.State"):
         lm.update(3)  # type: ignore[arg-type]
-    assert lm.fingerprint == fingerprint and all(lm.params[name] is held[name] for name in held)
+    assert lm.fingerprint == fingerprint and all(lm.params[name] is contents[name] for name in contents)
 
 
 def test_some_tensors_of_a_checkpoint(lm: hybridlm.LM, trained: hybridlm.LM, other: Path) -> None:
-    held = dict(lm.params)
+    settings = dict(lm.params)
     lm.update({TENSOR: load_file(other / "model.safetensors")[TENSOR]}, partial=True)
-    assert [name for name in held if held[name] is not lm.params[name]] == [PARAMETER]
+    assert [name for name in settings if settings[name] is not lm.params[name]] == [PARAMETER]
     assert np.array_equal(lm.params[PARAMETER], trained.params[PARAMETER])
 
 
@@ -271,8 +271,8 @@ def test_refused_while_requests_run(lm: hybridlm.LM, trained: hybridlm.LM) -> No
         lm.update(trained.params)  # an open session without requests is no hindrance
         session.submit(PROMPT, max_tokens=3, logprobs=0)
         while session.busy:
-            done = [event.completion for event in session.step() if event.completion is not None]
-    assert done[0].token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
+            results = [event.completion for event in session.step() if event.completion is not None]
+    assert results[0].token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
 
 
 def test_a_failure_on_the_way_is_loud_until_the_next_update(
@@ -317,19 +317,19 @@ def test_another_configuration_is_refused(lm: hybridlm.LM, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_over_a_mesh_parameters_are_sharded_as_loaded(tmp_path: Path) -> None:
-    """Segments of one array lie on the devices in another order than in the whole parameter."""
+    """Segments of an array have another order on devices than in the whole parameter."""
     first, second = (write_random_checkpoint("dense_base", tmp_path / str(seed), seed=seed) for seed in range(2))
     settings: dict[str, Any] = SETTINGS | {"lanes": 2, "mesh": hybridlm.mesh(model=2)}
     lm, expected = (hybridlm.load(path, **settings) for path in (first, second))
-    whole = hybridlm.load(second, **SETTINGS)
-    for given in (second, load_file(second / "model.safetensors"), dict(expected.params), dict(whole.params)):
+    full = hybridlm.load(second, **SETTINGS)
+    for options in (second, load_file(second / "model.safetensors"), dict(expected.params), dict(full.params)):
         lm.update(first)
         assert not np.array_equal(lm.params[PARAMETER], expected.params[PARAMETER])
-        lm.update(given)
+        lm.update(options)
         for name, array in expected.params.items():
             assert lm.params[name].sharding == array.sharding and np.array_equal(lm.params[name], array), name
-    assert any(not np.array_equal(whole.params[name], expected.params[name]) for name in whole.params)
-    weight, norm = whole.params[PARAMETER], "norm.weight"
+    assert any(not np.array_equal(full.params[name], expected.params[name]) for name in full.params)
+    weight, norm = full.params[PARAMETER], "norm.weight"
     devices: Any = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,))
     replicated, rows = (jax.sharding.NamedSharding(devices, jax.P(*axes)) for axes in ((), ("x",)))
     lm.update(first)

@@ -1,4 +1,4 @@
-"""No program that JAX traces makes the compiler raise anything but its own errors; what it proves holds when run."""
+"""Every traceable program raises only the compiler's errors; proofs hold when run."""
 
 import functools
 from collections.abc import Iterator
@@ -36,16 +36,16 @@ def other_peoples_settings() -> Iterator[None]:
         yield
 
 
-def looked_at(step: Any, given: tuple[Any, ...], contract: LaneContract) -> bool:
+def looked_at(step: Any, settings: tuple[Any, ...], contract: LaneContract) -> bool:
     """Whether a step is proved; everything that reads a program reads this one."""
-    program = jax.make_jaxpr(step)(*given)
+    program = jax.make_jaxpr(step)(*settings)
     assert fingerprint(program) == fingerprint(program)
     schedule_of(program)
-    graph = trace(step, given, contract, Clock())
+    graph = trace(step, settings, contract, Clock())
     try:
         plan_graph(prove_graph(graph, DEFAULT_PASSES, "error", None, Clock()).graph)
     except IsolationError as error:
-        assert all(one.message and one.remedy and one.source for one in error.violations)
+        assert all(violation.message and violation.remedy and violation.source for violation in error.violations)
         plan_graph(prove_graph(graph, DEFAULT_PASSES, "off", None, Clock()).graph)
         return False
     return True
@@ -55,14 +55,14 @@ def drawn(seeds: range) -> Iterator[tuple[int, str, Step]]:
     """Compositions that JAX traces, with their seeds: it batches no ordered effect, for instance."""
     refused = 0
     for seed in seeds:
-        said, function = composed(np.random.default_rng(seed), 2 + seed % 3)
-        step, given, _ = CONTRACTS[seed % len(CONTRACTS)](function)
+        message, function = composed(np.random.default_rng(seed), 2 + seed % 3)
+        step, settings, _ = CONTRACTS[seed % len(CONTRACTS)](function)
         try:
-            jax.make_jaxpr(step)(*given)
+            jax.make_jaxpr(step)(*settings)
         except Exception:  # whatever JAX refuses a program with
             refused += 1
             continue
-        yield seed, said, function
+        yield seed, message, function
     assert refused < 0.04 * len(seeds)
 
 
@@ -74,9 +74,7 @@ def test_everything_that_jax_traces_is_proved_or_refused(name, by) -> None:
 
 
 def test_the_catalogue_has_programs_that_are_proved_and_programs_that_are_refused() -> None:
-    def verdict(name: str) -> bool:
-        return looked_at(*by_lanes(ALL[name]))
-
+    verdict = lambda name: looked_at(*by_lanes(ALL[name]))
     assert all(
         map(
             verdict,
@@ -90,16 +88,16 @@ def test_the_catalogue_has_programs_that_are_proved_and_programs_that_are_refuse
 @pytest.mark.slow
 def test_compositions_are_proved_or_refused() -> None:
     verdicts = []
-    for seed, said, function in drawn(SEEDS):
+    for seed, message, function in drawn(SEEDS):
         try:
             verdicts.append(looked_at(*CONTRACTS[seed % len(CONTRACTS)](function)))
         except Exception as error:
-            raise AssertionError(f"seed {seed}: {said}") from error
+            raise AssertionError(f"seed {seed}: {message}") from error
     assert any(verdicts) and not all(verdicts)
 
 
 def by_any_declaration(rng: np.random.Generator) -> tuple[Any, tuple[Any, ...], LaneContract]:
-    """A step that calls back with some of its arrays, under a declaration that need not fit."""
+    """A step with callbacks on some arrays, under a declaration that may not fit."""
     pool, slots = Pool("p"), SlotMap("p", ROWS)
     entries = (Lane(), Lane(1), Lane(2), Shared(), pool, Pool("r"), Pool("p", 1), Pool("p", dims=("a", "b")), slots)
     entries = (*entries, SlotMap("r", ROWS), SlotMap("p", ROWS, role="read"), Lane(role="length"))
@@ -111,37 +109,36 @@ def by_any_declaration(rng: np.random.Generator) -> tuple[Any, tuple[Any, ...], 
     def function(*arrays: Any) -> Any:
         raise AssertionError("nothing is run here")
 
-    def step(p, s, x, n, r, one):
-        given = (p, s, x, n, r, one, p[s], p[s[0]], s[1])
-        made = (jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (p, x, r))
-        kinds = list(made)
-        found = jax.pure_callback(function, tuple(kinds[k] for k in shapes), *(given[k] for k in chosen))
-        pools = [array for array in found if array.shape == p.shape]
-        rows = [array for array in found if array.shape != p.shape]
-        return sum(rows, x), pools[0] if pools else p, r
+    def step(p, s, x, n, r, item):
+        settings = (p, s, x, n, r, item, p[s], p[s[0]], s[1])
+        result = (jax.ShapeDtypeStruct(like.shape, like.dtype) for like in (p, x, r))
+        kinds = list(result)
+        output = jax.pure_callback(function, tuple(kinds[k] for k in shapes), *(settings[k] for k in chosen))
+        pools = [array for array in output if array.shape == p.shape]
+        return sum([array for array in output if array.shape != p.shape], x), pools[0] if pools else p, r
 
-    given = (jnp.ones((ROWS, LANES)), SLOTS, jnp.ones((LANES, LANES)), np.ones(LANES, np.int32))
-    given = (*given, jnp.ones((LANES, LANES)), jnp.float32(1))
+    operands = (jnp.ones((ROWS, LANES)), SLOTS, jnp.ones((LANES, LANES)), np.ones(LANES, np.int32))
+    operands = (*operands, jnp.ones((LANES, LANES)), jnp.float32(1))
     sides = (pool, slots, Lane(), Lane(role="length"), Pool("r"), Shared()), (Lane(), pool, Pool("r"))
-    return step, given, LaneContract(*sides, opaque={"function": Opaque(inputs, outputs)})
+    return step, operands, LaneContract(*sides, opaque={"function": Opaque(inputs, outputs)})
 
 
 def test_any_declaration_is_taken_or_refused() -> None:
-    found = {}
+    results = {}
     for seed in range(150):
-        step, given, contract = by_any_declaration(np.random.default_rng(seed))
+        step, settings, contract = by_any_declaration(np.random.default_rng(seed))
         try:
-            prove_isolation(step, given, contract)
-            found[seed] = "proved"
+            prove_isolation(step, settings, contract)
+            results[seed] = "proved"
         except (IsolationError, ContractError) as error:
-            found[seed] = type(error).__name__
-    assert set(found.values()) == {"proved", "IsolationError", "ContractError"}
+            results[seed] = type(error).__name__
+    assert set(results.values()) == {"proved", "IsolationError", "ContractError"}
 
 
 @pytest.mark.parametrize("out_axes", [None, 0])
 @pytest.mark.parametrize("reduce", [jax.lax.psum, jax.lax.pmax, jax.lax.pmin, jax.lax.pmean])
 def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) -> None:
-    """Lanes as many as a row's entries: the result has the length of the lanes, and depends on all of them."""
+    """With as many lanes as entries, the result has lane length but mixes lanes."""
 
     def over_lanes(x):
         mixed = jax.vmap(lambda row: reduce(row, "lanes"), axis_name="lanes", out_axes=out_axes)(x)
@@ -150,19 +147,19 @@ def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) ->
     def within_lanes(x):
         return (x - jax.vmap(lambda column: reduce(column, "columns"), 1, None, axis_name="columns")(x)[:, None],)
 
-    given, contract = (jnp.ones((LANES, LANES)),), LaneContract((Lane(),), (Lane(),))
-    assert prove_isolation(within_lanes, given, contract)
+    settings, contract = (jnp.ones((LANES, LANES)),), LaneContract((Lane(),), (Lane(),))
+    assert prove_isolation(within_lanes, settings, contract)
     with pytest.raises(IsolationError):
-        prove_isolation(over_lanes, given, contract)
+        prove_isolation(over_lanes, settings, contract)
 
 
 def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
-    step, given, contract = by_lanes(STEPS["long_carry"])
-    assert prove_isolation(step, given, contract)
+    step, settings, contract = by_lanes(STEPS["long_carry"])
+    assert prove_isolation(step, settings, contract)
     monkeypatch.setattr(control, "MAX_ROUNDS", 0)
     with pytest.raises(IsolationError) as error:
-        prove_isolation(step, given, contract)
-    assert {one.kind for one in error.value.violations} == {ViolationKind.CONTROL}
+        prove_isolation(step, settings, contract)
+    assert {violation.kind for violation in error.value.violations} == {ViolationKind.CONTROL}
 
 
 LIBRARIES = (jnp, jnp.linalg, jnp.fft, jax.nn, lax, lax.linalg, special, linalg, signal, jax.random)
@@ -186,24 +183,24 @@ CALLS = {
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.__name__)
 def test_the_functions_of_jax_are_proved_or_refused(library) -> None:
     labelled = LaneContract((Pool("p", dims=("a", "b")),), (Lane(),))
-    given, tried = (jnp.ones((LANES, LANES)),), 0
+    settings, tried = (jnp.ones((LANES, LANES)),), 0
     for name, call in product(dir(library), CALLS):
         function = getattr(library, name)
         if name.startswith("_") or not callable(function) or isinstance(function, type) or name in ("save", "savez"):
             continue
 
         def step(x: Any, function: Any = function, call: str = call) -> Any:
-            arrays = [one for one in jax.tree.leaves(CALLS[call](function, x)) if getattr(one, "size", 0)]
+            arrays = [leaf for leaf in jax.tree.leaves(CALLS[call](function, x)) if getattr(leaf, "size", 0)]
             return (sum(map(back, arrays), x),)
 
         try:
-            jax.make_jaxpr(step)(*given)
+            jax.make_jaxpr(step)(*settings)
         except Exception:  # whatever JAX refuses a call with
             continue
         for contract in (LaneContract((Lane(),), (Lane(),)), labelled):
             tried += 1
             try:
-                prove_isolation(step, given, contract)
+                prove_isolation(step, settings, contract)
             except (IsolationError, ContractError):
                 continue
             except Exception as error:
@@ -214,15 +211,15 @@ def test_the_functions_of_jax_are_proved_or_refused(library) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("seeds", [MORE[k : k + 100] for k in range(0, len(MORE), 100)], ids=str)
 def test_more_compositions_are_proved_or_refused(seeds) -> None:
-    for seed, said, function in drawn(seeds):
-        step, given, contract = CONTRACTS[seed % len(CONTRACTS)](function)
+    for seed, message, function in drawn(seeds):
+        step, settings, contract = CONTRACTS[seed % len(CONTRACTS)](function)
         try:
-            looked_at(step, given, contract)
-            sanitize(step, given, contract)
+            looked_at(step, settings, contract)
+            sanitize(step, settings, contract)
         except (ContractError, UntrackedError):
             continue
         except Exception as error:
-            raise AssertionError(f"seed {seed}: {said}") from error
+            raise AssertionError(f"seed {seed}: {message}") from error
 
 
 RUN = [
@@ -235,7 +232,7 @@ RUN = [
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_proved_holds_when_it_is_run(name, axis, monkeypatch) -> None:
-    """Kernels are proved as they are written and run in interpret mode, the only one of CPU devices."""
+    """Kernels are proved as written and run in interpret mode on CPUs."""
     contract = LaneContract((Lane(axis),), (Lane(axis),))
     step = lambda x: (ALL[name](x),)
     x = 3 * np.random.default_rng(5).normal(size=(LANES, LANES)).astype(np.float32)
@@ -245,11 +242,11 @@ def test_what_is_proved_holds_when_it_is_run(name, axis, monkeypatch) -> None:
         return
     monkeypatch.setattr(pl, "pallas_call", functools.partial(pl.pallas_call, interpret=True))
     run = jax.jit(lambda x: step(x))  # traced anew
-    before = np.asarray(run(x)[0])
+    array = np.asarray(run(x)[0])
     for lane in range(LANES):
         for change in (lambda row: row + 1.5, lambda row: -7 * row, lambda row: np.full_like(row, np.nan)):
             other = np.moveaxis(x.copy(), axis, 0)
             other[lane] = change(other[lane])
-            after = np.asarray(run(np.moveaxis(other, 0, axis))[0])
-            same = np.moveaxis(after.view(np.int32) == before.view(np.int32), axis, 0)
-            assert same[np.arange(LANES) != lane].all()
+            final = np.asarray(run(np.moveaxis(other, 0, axis))[0])
+            equal = np.moveaxis(final.view(np.int32) == array.view(np.int32), axis, 0)
+            assert equal[np.arange(LANES) != lane].all()

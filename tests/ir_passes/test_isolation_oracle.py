@@ -1,4 +1,4 @@
-"""The ground truth of the other tests: it finds every program of the zoo clean, and leaks where there are some."""
+"""The tests' ground truth: every zoo program is clean, planted leaks are found."""
 
 import jax
 import jax.numpy as jnp
@@ -40,25 +40,25 @@ def test_program_of_the_zoo_is_clean_as_compiled(name: str) -> None:
 @pytest.mark.parametrize("model", ["sparse_base", "mamba2_base", "kimi_base", "lfm2_base"])
 def test_steps_of_the_models_are_clean_as_compiled(model: str) -> None:
     for shape in shapes(model):
-        one = program(model, shape)
-        assert leaks(one.step, one.contract, one.draw, compiled=True) == [], one.name
+        item = program(model, shape)
+        assert leaks(item.step, item.contract, item.draw, compiled=True) == [], item.name
 
 
 def agree(program: Program) -> bool:
-    """Whether numpy runs the program; then it has to compute what XLA does."""
+    """Return whether numpy runs the program; its results must equal XLA's."""
     args = [program.args(seed) for seed in range(2)]
     traced = ir.trace(program.step, *args[0])
     leaves = [np.stack(leaves) for leaves in zip(*map(jax.tree.leaves, args), strict=True)]
     try:
-        found = evaluate(traced, leaves)
+        result = evaluate(traced, leaves)
     except NotInNumpy:
         return False
     compiled = jax.jit(program.step)
     for i, each in enumerate(args):
-        for ours, theirs in zip(found, jax.tree.leaves(compiled(*each)), strict=True):
+        for array, reference in zip(result, jax.tree.leaves(compiled(*each)), strict=True):
             # sums of few float32 numbers in another order
-            np.testing.assert_allclose(ours[i], theirs, rtol=2e-4, atol=2e-5)
-            assert ours.dtype == theirs.dtype
+            np.testing.assert_allclose(array[i], reference, rtol=2e-4, atol=2e-5)
+            assert array.dtype == reference.dtype
     return True
 
 
@@ -87,8 +87,8 @@ def test_numpy_treats_bad_indices_as_xla_does(mode: str) -> None:
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
     results = evaluate(ir.trace(step, x, index), [np.stack([x, -x]), np.stack([index, index[::-1]])])
     for run, args in enumerate([(x, index), (-x, index[::-1])]):
-        for ours, theirs in zip(results, jax.jit(step)(*args), strict=True):
-            np.testing.assert_array_equal(ours[run], theirs)
+        for actual, reference in zip(results, jax.jit(step)(*args), strict=True):
+            np.testing.assert_array_equal(actual[run], reference)
 
 
 def seen(program: Program, **changes: object) -> set[str]:
@@ -119,9 +119,9 @@ def test_row_of_no_lane() -> None:
         y, pool = rows.null_row_step(pool, slots, x, w)
         return y, pool.at[jnp.where(slots == 0, SLOTS - 1, slots)].multiply(2.0)
 
-    found = leaks(step, BASE.contract, BASE.draw)
-    assert found
-    assert all(leak.seen.startswith(("result[1], row 8", "result[0]")) for leak in found)
+    result = leaks(step, BASE.contract, BASE.draw)
+    assert result
+    assert all(leak.seen.startswith(("result[1], row 8", "result[0]")) for leak in result)
 
 
 def test_row_of_an_idle_lane() -> None:
@@ -129,9 +129,9 @@ def test_row_of_an_idle_lane() -> None:
         y, pool = rows.masked_step(pool, slots, x, w, lengths)
         return y, pool.at[slots].add(0.5 * (lengths == 0).astype(jnp.float32)[:, None, None])
 
-    found = leaks(step, IDLE.contract, IDLE.draw)
-    assert found
-    assert all("that had to stay as it was" in leak.seen for leak in found)
+    result = leaks(step, IDLE.contract, IDLE.draw)
+    assert result
+    assert all("that had to stay as it was" in leak.seen for leak in result)
 
 
 def test_influence_that_only_nan_shows() -> None:
@@ -141,9 +141,9 @@ def test_influence_that_only_nan_shows() -> None:
         y, pool = rows.null_row_step(pool, slots, x, w)
         return jnp.eye(len(slots)) @ y, pool
 
-    found = leaks(step, BASE.contract, BASE.draw)
-    assert found
-    assert all(leak.change.startswith(("NaN", "strange")) for leak in found)
+    result = leaks(step, BASE.contract, BASE.draw)
+    assert result
+    assert all(leak.change.startswith(("NaN", "strange")) for leak in result)
 
 
 def test_null_rows_are_outside_the_promise() -> None:

@@ -1,4 +1,4 @@
-"""The steps of every model family over meshes: proved, and what devices exchange is what their program says."""
+"""Steps of every family over meshes: proved, and exchanges follow the program."""
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ def test_steps_are_proved_on_every_mesh(name: str) -> None:
         for tokens in (1, 9):
             program = sharded_model(name, axes, tokens, **VARIANTS[name])
             planned = plan_step(program.step, program.args(), program.contract)
-            over = {axis for one in planned.collectives for axis in one.axes}
+            over = {axis for collective in planned.collectives for axis in collective.axes}
             assert "data" not in over
             assert ("model" in over) is (axes[1] > 1), program.name
 
@@ -39,7 +39,7 @@ def test_devices_exchange_what_the_step_says(name: str) -> None:
     program = sharded_model(name, (2, 2, 2), 1, **VARIANTS[name])
     args = program.args()
     jaxpr = ir.trace(program.step, *args).jaxpr
-    (eqn,) = (one for one in jaxpr.eqns if one.primitive.name == "shard_map")
+    (eqn,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map")
     specs = dict(zip(eqn.invars, eqn.params["in_specs"], strict=True))
     leaves, tree = jax.tree.flatten(args)
     types = [

@@ -45,7 +45,7 @@ LAYERS: dict[str, Any] = {
 
 
 def program(config: Any, lengths: tuple[int, ...]) -> tuple[Callable[..., Any], list[np.ndarray], Any]:
-    """`f(x, state and parameters) -> (outputs of real tokens, floats of the new state)`, its arguments, their tree."""
+    """Return `f(x, state and parameters) -> (real outputs, new state)`, its arguments and tree."""
     rng = np.random.default_rng(0)
 
     def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -71,7 +71,7 @@ def program(config: Any, lengths: tuple[int, ...]) -> tuple[Callable[..., Any], 
 
 
 def in_float64(fn: Callable[..., Any], args: list[np.ndarray], runs: list[list[np.ndarray]]) -> list[np.ndarray]:
-    """The results of a function of float32 arrays for arguments in float64, with a leading axis of runs."""
+    """Results of a float32 function in float64, with a leading axis of runs."""
     traced = ir.closed(jax.make_jaxpr(fn)(*args))
     with float64():
         return evaluate(traced, [np.stack(each).astype(np.float64) for each in zip(*runs, strict=True)])
@@ -79,7 +79,7 @@ def in_float64(fn: Callable[..., Any], args: list[np.ndarray], runs: list[list[n
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_derivative_is_the_difference(name: str) -> None:
-    """Derivatives of outputs and new state by the input, by each array of the state and by each parameter."""
+    """Derivatives by the input, each state array and each parameter equal differences."""
     run, args, _ = program(LAYERS[name], (TOKENS, 2))
     rng = np.random.default_rng(1)
     exact = [arg.astype(np.float64) for arg in args]
@@ -95,8 +95,8 @@ def test_every_derivative_is_the_difference(name: str) -> None:
     slopes = (slopes[::2] - slopes[1::2]) / (2 * STEP)
 
     def gradient(*args: jax.Array) -> Any:
-        results, back = jax.vjp(run, *args)
-        return back(tuple(jnp.asarray(weight, x.dtype) for weight, x in zip(weights, results, strict=True)))
+        results, result = jax.vjp(run, *args)
+        return result(tuple(jnp.asarray(weight, x.dtype) for weight, x in zip(weights, results, strict=True)))
 
     by_reverse = in_float64(gradient, args, [exact])
     reverse = np.array([np.vdot(item[0], move) for item, move in zip(by_reverse, moves, strict=True)])

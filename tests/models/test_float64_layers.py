@@ -41,7 +41,7 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def random_weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Float64 values that float32 holds exactly; matrices keep the size of what they multiply."""
+    """Return float64 values exact in float32; matrices preserve the size of their operand."""
     rng = np.random.default_rng(0)
     return {
         name: (rng.normal(size=shape) * (1.0 if len(shape) == 1 else 1.2 / np.sqrt(shape[-1]))).astype(np.float32)
@@ -110,7 +110,7 @@ def attention(case: dict[str, int]) -> tuple[nnx.Module, dict[str, np.ndarray], 
 
 
 def pieces(inputs: list[np.ndarray], size: int) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """The lanes' inputs `size` tokens at a time: array [lane, size, hidden], real tokens of each lane, position."""
+    """Yield inputs [lane, size, hidden], real token counts and positions, `size` tokens at a time."""
     for start in range(0, max(map(len, inputs)), size):
         piece = np.full((len(inputs), size, HIDDEN), np.nan, np.float32)
         lengths = np.clip([len(x) - start for x in inputs], 0, size).astype(np.int32)
@@ -120,7 +120,7 @@ def pieces(inputs: list[np.ndarray], size: int) -> Iterator[tuple[np.ndarray, np
 
 
 def run_lanes(module: Any, inputs: list[np.ndarray], size: int) -> tuple[list[np.ndarray], Any]:
-    """Outputs of each lane's real tokens and the last state, by steps of `size` tokens from a state full of NaN."""
+    """Return real outputs and the last state, in steps of `size`, from NaN."""
     context = max(map(len, inputs))
     state = module.init_state(len(inputs), context, jnp.float32)
     state = jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), state)

@@ -26,7 +26,7 @@ collect_ignore = NEED_TORCH if find_spec("torch") is None else []
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A checkpoint in `directory` and, for each of `prompts`, what transformers computes alone from it."""
+    """A checkpoint in `directory` and transformers' results for each of `prompts`."""
 
     variant: Variant
     seed: int
@@ -38,7 +38,7 @@ class Case:
 
     @functools.cached_property
     def greedy(self) -> list[Any]:
-        """Return the continuation of each prompt alone in transformers, which takes most of the time of a case."""
+        """Return each prompt's continuation in transformers, the slowest part of a case."""
         return [self.oracle.greedy(prompt, GREEDY_TOKENS) for prompt in self.prompts]
 
     @property
@@ -55,12 +55,12 @@ CHUNKS = range(1, 18)
 OTHER_SEEDS, OTHER_CHUNKS = range(3), ((5, 13), (3, 16), (1, 7))
 """The engine, the decoder and the cuts of a prompt are the same for all families, and the Qwen families have met every
 seed and size. Of the others the first variant of a family meets these seeds, every other variant one of them, and each
-two of the sizes, in turn: most are odd, so that their ends lie inside a chunk of the recurrence."""
+two of the sizes, in turn: most are odd, so that their ends are inside a chunk of the recurrence."""
 EVERY_SEED = {"test_logits_of_every_position"}
 """Tests that run every variant with all seeds: its step is compiled once for all of them."""
 FIRST = {family: next(v.name for v in VARIANTS if v.family == family) for family in {v.family for v in VARIANTS}}
 OTHERS = {name for family, name in FIRST.items() if family not in QWEN_FAMILIES}
-# One for each kind of state: rows of a matrix, decay per channel beside compressed keys, convolution inputs alone.
+# One for each kind of state: rows of a matrix, decay per channel next to compressed keys, convolution inputs alone.
 EVERY_STATE = {FIRST[family] for family in ("nemotron_h", "kimi_linear", "lfm2")}
 SHORT_RUN_CHUNKS = {("dense_interval", 7)}
 QWEN = {variant.name for variant in VARIANTS if variant.family in QWEN_FAMILIES}
@@ -68,18 +68,18 @@ WITH_HEAD = {"test_head_logits_behind_every_token"}
 """Tests for the variants that have a multi-token-prediction head."""
 SHORT_RUN = {
     "test_ragged_batch_scores": {"next_base", "dense_base", "sparse_base"},
-    # Beside the variant that generates in chunks of the size above; texts that transformers continued are golden, too.
+    # Next to the variant that generates in chunks of the size above; texts that transformers continued are golden, too.
     "test_ragged_batch_generates": EVERY_STATE | {"next_base", "sparse_base"},
     "test_each_prompt_alone": {"dense_multimodal"},
     "test_head_logits_behind_every_token": {"dense_multimodal"},
     "test_interventions_are_forward_hooks": EVERY_STATE | {"dense_base"},
 }
 """Variants of the short run for tests whose steps are their own: compiling is nearly all that a test costs. Of every
-family beside the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
+family next to the Qwen ones it is the first variant and its logits, of one for each kind of state what it generates."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Models this small gain nothing from threads of torch, and threads that wait for a busy core cost minutes."""
+    """Use one torch thread: small models gain nothing from more on busy cores."""
     if item.get_closest_marker("oracle") is not None:
         import torch
 
@@ -134,9 +134,9 @@ def seeds(variant: Variant) -> Sequence[int]:
     return OTHER_SEEDS if place(variant) == 0 else (OTHER_SEEDS[place(variant) % len(OTHER_SEEDS)],)
 
 
-def parameters(variant: Variant, seed: int, *more: Any, short: bool) -> Any:
-    name = "-".join(map(str, (variant.name, seed, *more)))
-    return pytest.param((variant, seed), *more, id=name, marks=[] if short else [pytest.mark.long])
+def parameters(variant: Variant, seed: int, *args: Any, short: bool) -> Any:
+    name = "-".join(map(str, (variant.name, seed, *args)))
+    return pytest.param((variant, seed), *args, id=name, marks=[] if short else [pytest.mark.long])
 
 
 @pytest.fixture(scope="session")
@@ -156,5 +156,5 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def lm(case: Case) -> "hybridlm.LM":
-    """Three lanes for eight prompts, so that lanes are reused, and chunks shorter than half of the prompts."""
+    """Three lanes for eight prompts reuse lanes; chunks are shorter than half the prompts."""
     return hybridlm.load(str(case.directory), lanes=3, dtype="float32", chunk=16)

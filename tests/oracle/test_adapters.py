@@ -1,4 +1,4 @@
-"""LoRA adapters against PEFT: parameters of every family, merged by PEFT and saved, or merged when they are loaded."""
+"""LoRA adapters against PEFT: every family's parameters, merged and saved or merged at load."""
 
 import shutil
 import warnings
@@ -27,11 +27,11 @@ FIRST = {variant.family: variant.name for variant in reversed(VARIANTS)}
 TRIED = [variant for variant in VARIANTS if variant.name in {*FIRST.values(), *EXTRA}]
 IDS = [variant.name for variant in TRIED]
 REFUSED_BY_PEFT = ("mamba2", "nemotron_h", "falcon_h1")
-"""Model types whose `out_proj` PEFT does not adapt."""
+"""Model types with an `out_proj` that PEFT does not adapt."""
 
 
 def adapted(model: Any, seed: int, **settings: Any) -> Any:
-    """Return a PEFT model whose factors are random, on every linear layer and every tensor of experts."""
+    """Return a PEFT model with random factors on all linear layers and expert tensors."""
     generator = torch.Generator().manual_seed(seed)
     linear = sorted(
         name
@@ -41,30 +41,30 @@ def adapted(model: Any, seed: int, **settings: Any) -> Any:
         and name != "lm_head"
         and not (model.config.model_type in REFUSED_BY_PEFT and name.endswith("out_proj"))
     )
-    experts = sorted(name for name, one in model.named_parameters() if one.ndim == 3 and "conv" not in name)
+    experts = sorted(name for name, item in model.named_parameters() if item.ndim == 3 and "conv" not in name)
     options: dict[str, Any] = {"r": 3, "lora_alpha": 5, "target_modules": linear, "target_parameters": experts}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = peft.get_peft_model(model, peft.LoraConfig(**options | settings))
+        result = peft.get_peft_model(model, peft.LoraConfig(**options | settings))
         with torch.no_grad():
-            for name, one in found.named_parameters():
+            for name, array in result.named_parameters():
                 if "lora_" in name:
-                    one.copy_(torch.randn(one.shape, generator=generator) * 0.2)
+                    array.copy_(torch.randn(array.shape, generator=generator) * 0.2)
                 elif "modules_to_save" in name:
-                    one.add_(torch.randn(one.shape, generator=generator) * 0.2)
-    return found
+                    array.add_(torch.randn(array.shape, generator=generator) * 0.2)
+    return result
 
 
-def save(found: Any, directory: Path) -> None:
+def save(result: Any, directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found.save_pretrained(directory)
+        result.save_pretrained(directory)
 
 
-def merged_by_peft(found: Any, directory: Path) -> None:
+def merged_by_peft(result: Any, directory: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found.merge_and_unload().save_pretrained(directory)
+        result.merge_and_unload().save_pretrained(directory)
 
 
 def arrays(directory: Path, adapter: Path | None = None) -> dict[Any, np.ndarray]:
@@ -78,19 +78,19 @@ def arrays(directory: Path, adapter: Path | None = None) -> dict[Any, np.ndarray
 
 
 def compare(base: Path, adapter: Path, merged: Path) -> None:
-    expected, found, before = arrays(merged), arrays(base, adapter), arrays(base)
+    expected, actual, initial = arrays(merged), arrays(base, adapter), arrays(base)
     for path, array in expected.items():
-        np.testing.assert_allclose(found[path], array, rtol=1e-5, atol=1e-5, err_msg=str(path))
-    changed = [path for path in before if not np.array_equal(before[path], found[path])]
-    assert changed and changed == [path for path in before if not np.array_equal(before[path], expected[path])]
+        np.testing.assert_allclose(actual[path], array, rtol=1e-5, atol=1e-5, err_msg=str(path))
+    changed = [path for path in initial if not np.array_equal(initial[path], actual[path])]
+    assert changed and changed == [path for path in initial if not np.array_equal(initial[path], expected[path])]
 
 
 @pytest.mark.parametrize("variant", TRIED, ids=IDS)
 def test_every_projection(variant: Variant, tmp_path: Path) -> None:
     write_checkpoint(variant, 0, tmp_path / "base")
-    found = adapted(Oracle.load(tmp_path / "base").model, 1)
-    save(found, tmp_path / "adapter")
-    merged_by_peft(found, tmp_path / "merged")
+    result = adapted(Oracle.load(tmp_path / "base").model, 1)
+    save(result, tmp_path / "adapter")
+    merged_by_peft(result, tmp_path / "merged")
     compare(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
 
 
@@ -123,24 +123,24 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_settings(settings: str, tmp_path: Path) -> None:
     name, options = SETTINGS[settings]
     write_checkpoint(named(name), 0, tmp_path / "base")
-    found = adapted(Oracle.load(tmp_path / "base").model, 1, **options)
-    save(found, tmp_path / "adapter")
-    merged_by_peft(found, tmp_path / "merged")
+    result = adapted(Oracle.load(tmp_path / "base").model, 1, **options)
+    save(result, tmp_path / "adapter")
+    merged_by_peft(result, tmp_path / "merged")
     compare(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
 
 
 @pytest.mark.parametrize("name", ["dense_base", "next_base"])
 def test_queries_keys_and_values_adapted_apart(name: str, tmp_path: Path) -> None:
-    """PEFT adapts `in_proj_q`, `in_proj_k` and `in_proj_v`; their merged rows are those of the model's matrix."""
+    """PEFT adapts separate `in_proj_*`; merged rows are in the model's matrix."""
     write_checkpoint(named(name), 0, tmp_path / "base")
     model = Oracle.load(tmp_path / "base").model
-    mixers = [(at, mixer) for at, mixer in model.named_modules() if at.endswith("linear_attn")]
+    mixers = [(name, mixer) for name, mixer in model.named_modules() if name.endswith("linear_attn")]
     assert mixers
     split = torch.nn.Module()
-    for at, mixer in mixers:
+    for line, mixer in mixers:
         keys, values = mixer.key_dim, mixer.value_dim
         holder = split
-        for part in at.split("."):
+        for part in line.split("."):
             if not hasattr(holder, part):
                 holder.add_module(part, torch.nn.Module())
             holder = getattr(holder, part)
@@ -148,42 +148,41 @@ def test_queries_keys_and_values_adapted_apart(name: str, tmp_path: Path) -> Non
             linear = torch.nn.Linear(model.config.get_text_config().hidden_size, size, bias=False)
             holder.add_module(f"in_proj_{part}", linear)
     split.config = model.config
-    found = adapted(split, 1, target_parameters=None)
-    save(found, tmp_path / "adapter")
+    result = adapted(split, 1, target_parameters=None)
+    save(result, tmp_path / "adapter")
     changes = {
-        at: torch.cat([module.get_delta_weight("default") for module in parts])
-        for at, _ in mixers
-        for parts in [[found.get_submodule(f"base_model.model.{at}.in_proj_{part}") for part in "qkv"]]
+        index: torch.cat([module.get_delta_weight("default") for module in parts])
+        for index, _ in mixers
+        for parts in [[result.get_submodule(f"base_model.model.{index}.in_proj_{part}") for part in "qkv"]]
     }
-    after, before = arrays(tmp_path / "base", tmp_path / "adapter"), arrays(tmp_path / "base")
-    changed = {path: after[path] - before[path] for path in before if not np.array_equal(after[path], before[path])}
+    final, initial = arrays(tmp_path / "base", tmp_path / "adapter"), arrays(tmp_path / "base")
+    changed = {path: final[path] - initial[path] for path in initial if not np.array_equal(final[path], initial[path])}
     assert len(changed) == len(mixers) and all(path[-1] == "in_proj_qkv" for path in changed)
     for change, array in zip(changes.values(), changed.values(), strict=True):
         np.testing.assert_allclose(array, change.detach().numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_loaded_beside_instead_and_given(tmp_path: Path) -> None:
-    """Log-probabilities are those of transformers, wherever the adapter lies."""
-    base, adapter, both = (tmp_path / name for name in ("base", "adapter", "both"))
+    """Log-probabilities equal transformers' for every adapter location."""
+    base, adapter, pair = (tmp_path / name for name in ("base", "adapter", "both"))
     write_checkpoint(named("dense_base"), 0, base)
-    found = adapted(Oracle.load(base).model, 1)
-    found.peft_config["default"].base_model_name_or_path = str(base)
-    save(found, adapter)
-    shutil.copytree(base, both)
-    shutil.copytree(adapter, both, dirs_exist_ok=True)
+    actual = adapted(Oracle.load(base).model, 1)
+    actual.peft_config["default"].base_model_name_or_path = str(base)
+    save(actual, adapter)
+    shutil.copytree(base, pair)
+    shutil.copytree(adapter, pair, dirs_exist_ok=True)
     prompt = list(range(3, 30))
     with torch.no_grad():
-        expected = log_probabilities(found(input_ids=torch.tensor([prompt])).logits[0].numpy(), prompt)[1:]
+        expected = log_probabilities(actual(input_ids=torch.tensor([prompt])).logits[0].numpy(), prompt)[1:]
     settings: dict[str, Any] = {"lanes": 1, "context": 64, "chunk": 32, "dtype": "float32"}
     lm = hybridlm.load(base, adapter=adapter, **settings)
-    given = np.array(lm.score([prompt])[0].logprobs[1:])
-    np.testing.assert_allclose(given, expected, atol=2e-4)
+    options = np.array(lm.score([prompt])[0].logprobs[1:])
+    np.testing.assert_allclose(options, expected, atol=2e-4)
     plain = hybridlm.load(base, **settings)
-    bare = np.array(plain.score([prompt])[0].logprobs[1:])
-    assert np.abs(bare - given).max() > 0.05
+    assert np.abs(np.array(plain.score([prompt])[0].logprobs[1:]) - options).max() > 0.05
     assert plain.fingerprint != lm.fingerprint
-    for other in (hybridlm.load(both, **settings), hybridlm.load(adapter, **settings)):
+    for other in (hybridlm.load(pair, **settings), hybridlm.load(adapter, **settings)):
         assert other.fingerprint == lm.fingerprint
         assert all(np.array_equal(other.params[name], array) for name, array in lm.params.items())
-    alone = hybridlm.load(both, adapter=False, **settings)
-    assert all(np.array_equal(alone.params[name], array) for name, array in plain.params.items())
+    single = hybridlm.load(pair, adapter=False, **settings)
+    assert all(np.array_equal(single.params[name], array) for name, array in plain.params.items())

@@ -18,9 +18,9 @@ def test_both_sides_draw_the_same_tokens(root: Path, name: str) -> None:
     """Models without attention keep their cache under another name."""
     directory = root / "tests" / "golden" / name
     lm = hybridlm.load(directory, lanes=2, context=64, chunk=16, dtype="float32")
-    ours, theirs = EngineSide(lm, 2, 6), TransformersSide(directory, "float32", 2, 6, 64)
-    theirs.decode(OUR_WARM_UP - WARM_UP)
+    actual, reference = EngineSide(lm, 2, 6), TransformersSide(directory, "float32", 2, 6, 64)
+    reference.decode(OUR_WARM_UP - WARM_UP)
     for _ in range(4):
-        ours.decode(1)
-        theirs.decode(1)
-        np.testing.assert_array_equal(ours.last, theirs._last[:, 0].numpy())
+        actual.decode(1)
+        reference.decode(1)
+        np.testing.assert_array_equal(actual.last, reference._last[:, 0].numpy())

@@ -1,4 +1,4 @@
-"""Quantised weights against compressed-tensors: what it writes, what it converts, and its float32 numbers."""
+"""Quantised weights against compressed-tensors: written, converted, and float32 numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize("weights", WRITTEN, ids=lambda one: "-".join(map(str, one.values())))
+@pytest.mark.parametrize("weights", WRITTEN, ids=lambda mapping: "-".join(map(str, mapping.values())))
 @pytest.mark.parametrize("size", [(48, 64), (50, 96), (9, 160)], ids=str)
 def test_what_the_library_writes(tmp_path: Path, weights: dict[str, Any], size: tuple[int, int]) -> None:
     import torch
@@ -69,17 +69,17 @@ def test_what_the_library_writes(tmp_path: Path, weights: dict[str, Any], size: 
     compressor = BaseCompressor.get_value_from_registry(infer_module_format(torch.nn.Linear, scheme).value)
     written: dict[str, Any] = dict(compressor.compress(state, scheme))
     # The library computes in the dtype of the scales; in float32 there is one formula.
-    theirs = {key: value.float() if value.dtype == torch.bfloat16 else value for key, value in written.items()}
+    reference = {key: value.float() if value.dtype == torch.bfloat16 else value for key, value in written.items()}
     if weights["strategy"] == "tensor_group":
         # Its own product is rounded to bfloat16.
         codes = unpack_fp4_from_uint8(written["weight_packed"], *size, dtype=torch.float32)
         factor = written["weight_scale"].float() / written["weight_global_scale"]
         expected = (codes.reshape(size[0], -1, 16) * factor[..., None]).reshape(size).numpy()
     else:
-        expected = dict[str, Any](compressor.decompress(theirs, scheme))["weight"].float().numpy()
-    found = ours(stored(tmp_path / "m.safetensors", written), config_group(**weights))
-    np.testing.assert_allclose(found, expected, rtol=2**-22, atol=0)
-    assert np.abs(found - weight.numpy()).max() < np.abs(weight.numpy()).max()
+        expected = dict[str, Any](compressor.decompress(reference, scheme))["weight"].float().numpy()
+    actual = ours(stored(tmp_path / "m.safetensors", written), config_group(**weights))
+    np.testing.assert_allclose(actual, expected, rtol=2**-22, atol=0)
+    assert np.abs(actual - weight.numpy()).max() < np.abs(weight.numpy()).max()
 
 
 @pytest.mark.parametrize("size", [(48, 64), (576, 130), (257, 129), (1, 1)], ids=str)
@@ -103,23 +103,23 @@ def test_modelopt_and_compressed_tensors_agree_on_nvfp4(tmp_path: Path) -> None:
     import torch
     from compressed_tensors.entrypoints.convert.converters import ModelOptNvfp4Converter
 
-    made = LAYOUTS["modelopt-nvfp4"].quantise(np.random.default_rng(4).normal(size=(48, 64)))
+    tensor = LAYOUTS["modelopt-nvfp4"].quantise(np.random.default_rng(4).normal(size=(48, 64)))
     kinds = {"F8_E4M3": torch.float8_e4m3fn}
     tensors = {
         f"weight{suffix}": torch.from_numpy(np.array(array)).view(kinds[kind])
         if kind in kinds
         else torch.from_numpy(np.array(array))
-        for suffix, (kind, array) in made.tensors.items()
+        for suffix, (kind, array) in tensor.tensors.items()
     } | {"input_scale": torch.ones(())}
-    before = ours(stored(tmp_path / "a.safetensors", tensors), LAYOUTS["modelopt-nvfp4"].config)
+    initial = ours(stored(tmp_path / "a.safetensors", tensors), LAYOUTS["modelopt-nvfp4"].config)
     converter = ModelOptNvfp4Converter(targets=["Linear"])
     converted = converter.process({f"{NAME}.{key}": value for key, value in tensors.items()})
     converted = {key.removeprefix(f"{NAME}."): value for key, value in converted.items()}
     assert "weight_global_scale" in converted
-    after = ours(stored(tmp_path / "b.safetensors", converted), LAYOUTS["ct-nvfp4"].config)
+    final = ours(stored(tmp_path / "b.safetensors", converted), LAYOUTS["ct-nvfp4"].config)
     # The reciprocal of the global scale is rounded.
-    np.testing.assert_allclose(after, before, rtol=2**-22)
-    np.testing.assert_allclose(before, made.exact, rtol=2**-23)
+    np.testing.assert_allclose(final, initial, rtol=2**-22)
+    np.testing.assert_allclose(initial, tensor.exact, rtol=2**-23)
 
 
 def test_awq_as_the_library_converts_it(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_awq_as_the_library_converts_it(tmp_path: Path) -> None:
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
     from compressed_tensors.entrypoints.convert.converters import AutoAWQConverter
 
-    made = LAYOUTS["awq"].quantise(np.random.default_rng(4).normal(size=(48, 64)))
-    tensors = {suffix: torch.from_numpy(np.array(array)) for suffix, (_, array) in made.tensors.items()}
-    found = ours(stored(tmp_path / "a.safetensors", tensors), LAYOUTS["awq"].config)
+    tensor = LAYOUTS["awq"].quantise(np.random.default_rng(4).normal(size=(48, 64)))
+    tensors = {suffix: torch.from_numpy(np.array(array)) for suffix, (_, array) in tensor.tensors.items()}
+    actual = ours(stored(tmp_path / "a.safetensors", tensors), LAYOUTS["awq"].config)
     converter = AutoAWQConverter(group_size=8, targets=["Linear"])
     converted = converter.process({f"{NAME}.{key}": value for key, value in tensors.items()})
     converted = {key.removeprefix(f"{NAME}."): value for key, value in converted.items()}
@@ -139,4 +139,4 @@ def test_awq_as_the_library_converts_it(tmp_path: Path) -> None:
         converted["weight_zero_point"], 4, torch.Size((shape[0], shape[1] // 8)), packed_dim=0
     ).float()
     expected = (codes.reshape(shape[0], -1, 8) - zero[..., None]) * converted["weight_scale"].float()[..., None]
-    np.testing.assert_array_equal(found, expected.reshape(shape).numpy())
+    np.testing.assert_array_equal(actual, expected.reshape(shape).numpy())

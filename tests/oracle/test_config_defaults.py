@@ -1,4 +1,4 @@
-"""Every field of config.json left out in turn, for every family: the value is transformers' own, or it is refused."""
+"""Each config.json field left out, for every family: transformers' default or a refusal."""
 
 import json
 from collections.abc import Iterator
@@ -35,40 +35,40 @@ def without(config: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def read(config: dict[str, Any]) -> DecoderConfig | None:
-    """Return what is read; None where the file is refused."""
+    """Return the read value; None for a refused file."""
     try:
-        found = family_of(config).read_config(config)
+        result = family_of(config).read_config(config)
     except (ConfigError, UnsupportedModel):
         return None
-    return replace(found, unknown_keys=(), eos_token_ids=(), dtype="")
+    return replace(result, unknown_keys=(), eos_token_ids=(), dtype="")
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=[variant.name for variant in VARIANTS])
 def test_each_field_left_out(variant: Variant, tmp_path: Path) -> None:
     write_checkpoint(variant, 0, tmp_path)
-    whole = json.loads((tmp_path / "config.json").read_text())
-    assert read(whole) is not None
+    record = json.loads((tmp_path / "config.json").read_text())
+    assert read(record) is not None
     compared = 0
-    for path in paths(whole):
-        fewer = without(whole, path)
-        found = read(fewer)
-        if found is None:
+    for path in paths(record):
+        fewer = without(record, path)
+        actual = read(fewer)
+        if actual is None:
             continue
         (tmp_path / "config.json").write_text(json.dumps(fewer))
         try:
-            theirs = AutoConfig.from_pretrained(tmp_path)
+            reference = AutoConfig.from_pretrained(tmp_path)
         except Exception:
             continue  # transformers refuses it
-        explicit = json.loads(theirs.to_json_string(use_diff=False))
+        explicit = json.loads(reference.to_json_string(use_diff=False))
         if path == ("tie_word_embeddings",) and "text_config" in explicit:
             # What AutoModelForCausalLM reads; the class with a vision tower says false, and has no head in the file.
             explicit = explicit["text_config"] | {name: explicit[name] for name in ("image_token_id", "video_token_id")}
         expected = read(explicit)
         assert expected is not None, (path, explicit)
         different = {
-            field.name: (getattr(found, field.name), getattr(expected, field.name))
+            field.name: (getattr(actual, field.name), getattr(expected, field.name))
             for field in fields(DecoderConfig)
-            if field.name not in ELSEWHERE and getattr(found, field.name) != getattr(expected, field.name)
+            if field.name not in ELSEWHERE and getattr(actual, field.name) != getattr(expected, field.name)
         }
         assert not different, (path, different)
         compared += 1

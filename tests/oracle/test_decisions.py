@@ -1,4 +1,4 @@
-"""Decisions against transformers' decision pipeline, which answers one request at a time."""
+"""Decisions against transformers' pipeline, one request at a time."""
 
 import json
 import random
@@ -42,7 +42,7 @@ def write_model(directory: Path, name: str) -> int:
 
 
 def compare(directory: Path, requests: list[dict[str, Any]]) -> hybridlm.LM:
-    """The answers to all requests, those of several in one call, beside transformers'."""
+    """Compare answers, single and batched, with transformers."""
     # By its class: the pipeline's own choice first makes a model of the sizes that config.json leaves open.
     jev = any((directory / name).exists() for name in ("judge_config.json", "decision_config.json"))
     jev |= json.loads((directory / "config.json").read_text())["model_type"] == "jev"
@@ -52,14 +52,14 @@ def compare(directory: Path, requests: list[dict[str, Any]]) -> hybridlm.LM:
     pipe: Any = transformers.pipeline("decision", model=model, tokenizer=tokenizer, device="cpu")
     expected = [pipe(request) for request in requests]
     lm = hybridlm.load(directory, **SETTINGS)
-    for asked, found, wanted in zip(requests, lm.decide_requests(requests), expected, strict=True):
-        assert found.keys() == wanted.keys() == asked["questions"].keys()
-        for name, answer in found.items():
-            given, said = answer.to_dict(), wanted[name]
-            assert given.keys() == said.keys() and given["type"] == said["type"]
-            assert given.get("legend") == said.get("legend") and given.get("choice") == said.get("choice")
-            for field in {"noul", "score", "confidence", "probabilities"} & given.keys():
-                assert given[field] == pytest.approx(said[field], abs=2e-5), (name, field)
+    for asked_value, mapping, wanted in zip(requests, lm.decide_requests(requests), expected, strict=True):
+        assert mapping.keys() == wanted.keys() == asked_value["questions"].keys()
+        for name, answer in mapping.items():
+            row, message = answer.to_dict(), wanted[name]
+            assert row.keys() == message.keys() and row["type"] == message["type"]
+            assert row.get("legend") == message.get("legend") and row.get("choice") == message.get("choice")
+            for field in {"noul", "score", "confidence", "probabilities"} & row.keys():
+                assert row[field] == pytest.approx(message[field], abs=2e-5), (name, field)
     return lm
 
 
@@ -68,25 +68,23 @@ WORDS = "the order was charged twice and nobody answered naïve 漢 <|im_end|> r
 
 
 def many(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Requests of every kind, each with some questions about a state of its own or one that others have, too."""
+    """Requests of every kind with questions about own and shared states."""
     rng = random.Random(seed)
-
-    def text(most: int) -> str:
-        return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+    text = lambda limit: " ".join(rng.choices(WORDS, k=rng.randint(1, limit)))
 
     def question() -> dict[str, Any]:
         kind = rng.choice(["noul", "choice", "score"])
-        said = {"instructions": text(6)} if rng.random() < 0.8 else {}
+        message = {"instructions": text(6)} if rng.random() < 0.8 else {}
         if kind == "noul":
-            return {"type": kind, **said, **({"criteria": {"true": text(3)}} if rng.random() < 0.5 else {})}
+            return {"type": kind, **message, **({"criteria": {"true": text(3)}} if rng.random() < 0.5 else {})}
         options = [f"{i} {text(2)}" for i in range(rng.randint(1, 6))]
         if kind == "score":
-            return {"type": kind, **said, "criteria": options}
-        return {"type": kind, **said, "criteria": {one: rng.choice([None, text(3)]) for one in options}}
+            return {"type": kind, **message, "criteria": options}
+        return {"type": kind, **message, "criteria": {option: rng.choice([None, text(3)]) for option in options}}
 
     shared = [text(40) for _ in range(5)]
     states = [rng.choice([text(30), {"text": text(20), "n": i}, *shared]) for i in range(count)]
-    return [{"state": one, "questions": {f"q{i}": question() for i in range(rng.randint(1, 3))}} for one in states]
+    return [{"state": state, "questions": {f"q{i}": question() for i in range(rng.randint(1, 3))}} for state in states]
 
 
 @pytest.mark.parametrize("head", ["labels", "jev"])
@@ -96,8 +94,7 @@ def test_many_requests_in_lanes(tmp_path: Path, head: str, count: int) -> None:
     hidden = write_model(tmp_path, "lfm2_base")
     if head == "jev":
         write_jev(tmp_path, hidden, softcap=2.0)
-    lm = compare(tmp_path, many(count))
-    assert lm.stats["prefix_tokens_saved"] > 30 * count
+    assert compare(tmp_path, many(count)).stats["prefix_tokens_saved"] > 30 * count
 
 
 @pytest.mark.parametrize(
@@ -111,10 +108,10 @@ def test_labels_of_a_chat_model(tmp_path: Path, name: str) -> None:
 
 def test_a_template_of_all_questions(tmp_path: Path) -> None:
     write_model(tmp_path, "dense_interval")
-    given = {"labels": {"noul": ["T", "F"], "score": ["0", "1", "2"]}, "noul_options": ["false", "true"]}
-    (tmp_path / "decision.json").write_text(json.dumps(given))
+    settings = {"labels": {"noul": ["T", "F"], "score": ["0", "1", "2"]}, "noul_options": ["false", "true"]}
+    (tmp_path / "decision.json").write_text(json.dumps(settings))
     (tmp_path / "decision_template.jinja").write_text(TOGETHER)
-    compare(tmp_path, [{**one, "state": one["state"] or ""} for one in REQUESTS])
+    compare(tmp_path, [{**request, "state": request["state"] or ""} for request in REQUESTS])
 
 
 def test_control_tokens_are_left_to_the_template(tmp_path: Path) -> None:
@@ -129,7 +126,7 @@ def test_control_tokens_are_left_to_the_template(tmp_path: Path) -> None:
 def test_the_jev_head(tmp_path: Path, softcap: float | None) -> None:
     hidden = write_model(tmp_path, "dense_interval")
     write_jev(tmp_path, hidden, softcap=softcap)
-    lm = compare(tmp_path, [{**one, "state": one["state"] or ""} for one in REQUESTS])
+    lm = compare(tmp_path, [{**request, "state": request["state"] or ""} for request in REQUESTS])
     assert set(lm.decide("x", QUESTIONS)) == set(QUESTIONS)
 
 
@@ -142,7 +139,7 @@ def test_a_jev_model_that_transformers_saved(tmp_path: Path, name: str) -> None:
     auto.from_pretrained(tmp_path / "first", dtype=torch.float32).save_pretrained(tmp_path / "saved")
     write_tokenizer(tmp_path / "saved")
     assert not (tmp_path / "saved" / "judge_config.json").exists()
-    lm = compare(tmp_path / "saved", [{**one, "state": one["state"] or ""} for one in REQUESTS])
+    lm = compare(tmp_path / "saved", [{**request, "state": request["state"] or ""} for request in REQUESTS])
     with pytest.raises(ValueError, match="vocabulary head"):
         lm.generate(["a"])
 
@@ -153,4 +150,4 @@ def test_the_heads_of_deciders(tmp_path: Path, prompt: str) -> None:
     write_decider(tmp_path, hidden, prompt=prompt, attention_mode="causal")
     parts = [{"type": "text", "text": "two "}, {"type": "text", "text": "parts"}]
     states = [parts, "", [], {"a": None}, ["x", {"type": "text"}]]
-    compare(tmp_path, [*REQUESTS, *({"state": one, "questions": {"q": {"type": "noul"}}} for one in states)])
+    compare(tmp_path, [*REQUESTS, *({"state": state, "questions": {"q": {"type": "noul"}}} for state in states)])

@@ -1,4 +1,4 @@
-"""The float64 reference against the layers of transformers, so that it can stand for them where there is no torch."""
+"""The float64 reference against transformers' layers, so that it replaces them without torch."""
 
 import numpy as np
 import pytest
@@ -12,24 +12,24 @@ pytestmark = pytest.mark.oracle
 def test_mixers(case):
     """Delta-net and attention layers on their inputs in transformers."""
     reference = Float64Model(case.directory)
-    with case.oracle.record() as seen:
+    with case.oracle.record() as error:
         case.oracle.logits(case.prompts[-1])
     kinds = set()
     for layer in range(reference.config["num_hidden_layers"]):
-        inputs = seen[f"{layer}.mixer_input"].astype(np.float64)
+        inputs = error[f"{layer}.mixer_input"].astype(np.float64)
         if weights := reference.below(f"model.layers.{layer}.self_attn"):
-            found, tolerance = gated_attention(inputs, weights, reference.config), 2e-5
+            actual, tolerance = gated_attention(inputs, weights, reference.config), 2e-5
         else:
             weights = reference.below(f"model.layers.{layer}.linear_attn")
-            found, tolerance = gated_delta_net(inputs, weights, reference.config).hidden, QWEN_TOLERANCE / 4
+            actual, tolerance = gated_delta_net(inputs, weights, reference.config).hidden, QWEN_TOLERANCE / 4
         kinds.add(tolerance)
-        expected = seen[f"{layer}.mixer_output"]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance, err_msg=f"{case.variant.name} {layer}")
+        expected = error[f"{layer}.mixer_output"]
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance, err_msg=f"{case.variant.name} {layer}")
     assert len(kinds) == 2, "the case has no layer of one kind"
 
 
 def test_recurrent_state(case):
-    """The state after the prompt is what transformers caches as [key, value]; its convolution keeps one input more."""
+    """The state equals transformers' [key, value] cache; its convolution keeps one more input."""
     prompt = case.prompts[-1]
     for layer, expected in Float64Model(case.directory).forward(prompt).delta_nets.items():
         conv, recurrent = case.oracle.states(prompt, layer)

@@ -1,4 +1,4 @@
-"""GGUF files against transformers: the tensors that it loads from the same file, and the ids of texts."""
+"""GGUF files against transformers: tensors of the same file, and ids of texts."""
 
 import json
 import unicodedata
@@ -18,7 +18,7 @@ from hybridlm.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.oracle
 
 
-@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda one: one.name)
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0], ids=lambda path: path.name)
 @pytest.mark.parametrize("architecture", OF)
 def test_tensors(tmp_path: Path, architecture: str, kind: Type) -> None:
     import torch
@@ -31,20 +31,20 @@ def test_tensors(tmp_path: Path, architecture: str, kind: Type) -> None:
         if kind is not Type.F32:
             settings["quantization_config"] = GgufConfig(dequantize=True)
         model = AutoModelForCausalLM.from_pretrained(tmp_path, **settings)
-    theirs = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    ours = open_checkpoint(tmp_path / "m.gguf")
-    assert isinstance(ours, CheckpointDirectory)
-    for name in ours.names:
-        found, part = np.asarray(ours.read(name), np.float32), name.split(".experts.")
+    ref = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    actual = open_checkpoint(tmp_path / "m.gguf")
+    assert isinstance(actual, CheckpointDirectory)
+    for name in actual.names:
+        result, part = np.asarray(actual.read(name), np.float32), name.split(".experts.")
         if len(part) == 1:
-            expected = theirs[name]
+            expected = ref[name]
         else:
-            expert, which = part[1].split(".")[:2]
-            fused = theirs[f"{part[0]}.experts.{'down_proj' if which == 'down_proj' else 'gate_up_proj'}"][int(expert)]
+            expert, choice = part[1].split(".")[:2]
+            fused = ref[f"{part[0]}.experts.{'down_proj' if choice == 'down_proj' else 'gate_up_proj'}"][int(expert)]
             half = len(fused) // 2
-            expected = {"down_proj": fused, "gate_proj": fused[:half], "up_proj": fused[half:]}[which]
+            expected = {"down_proj": fused, "gate_proj": fused[:half], "up_proj": fused[half:]}[choice]
         # The last bit of a logarithm.
-        np.testing.assert_allclose(found, expected, rtol=0, atol=3e-7 if "A_log" in name else 0, err_msg=name)
+        np.testing.assert_allclose(result, expected, rtol=0, atol=3e-7 if "A_log" in name else 0, err_msg=name)
 
 
 TEXTS = """Hello, world! It's 12345 dogs' 3.14 <think>no</think><|end|>  two  spaces
@@ -72,23 +72,23 @@ def test_ids_of_texts(tmp_path: Path, split: str, begins: bool) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen35")
     write_tokenizer(writer, split, tokens, kinds, [" ".join(pair) for pair in state["merges"]], begins)
     _write_architecture(writer, len(tokens))
-    ours = Tokenizer.from_dir(tmp_path / "m.gguf")
-    assert ours is not None and ours.chat_templates == {"default": TEMPLATE}
-    assert ours.special_tokens == {"bos_token": "<begin>", "eos_token": "<|end|>", "pad_token": "<pad>"}
+    tokenizer = Tokenizer.from_dir(tmp_path / "m.gguf")
+    assert tokenizer is not None and tokenizer.chat_templates == {"default": TEMPLATE}
+    assert tokenizer.special_tokens == {"bos_token": "<begin>", "eos_token": "<|end|>", "pad_token": "<pad>"}
     architecture, description, _ = get_gguf_tokenizer(str(tmp_path / "m.gguf"))
-    theirs, _ = convert_gguf_tokenizer(architecture, description)
+    reference, _ = convert_gguf_tokenizer(architecture, description)
     for text in (TEXTS, *TEXTS.split("\n"), *TEXTS.split(), "", " "):
         composed = unicodedata.normalize("NFC", text)
         # Of Qwen's own tokenizer.json, which composes characters; the one that transformers makes here does not.
         plain = composed if split.startswith("qwen") else text
-        expected = theirs.encode(plain, add_special_tokens=False).ids
-        assert ours.encode(text, add_special_tokens=False) == expected, text
-        assert ours.encode(text) == [1] * begins + expected
-        assert ours.decode(expected, skip_special_tokens=False) == plain
+        expected = reference.encode(plain, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_special_tokens=False) == expected, text
+        assert tokenizer.encode(text) == [1] * begins + expected
+        assert tokenizer.decode(expected, skip_special_tokens=False) == plain
 
 
 def _write_architecture(writer: gguf.GGUFWriter, tokens: int) -> None:
-    """Write the metadata that a tokenizer does not need, and the tensors that they are compared with."""
+    """Write metadata that the tokenizer ignores, and tensors for comparison."""
     writer.add_context_length(64)
     writer.add_embedding_length(8)
     writer.add_block_count(1)

@@ -1,4 +1,4 @@
-"""Interventions against forward hooks of transformers: a vector added behind a layer, a head's columns zeroed."""
+"""Interventions against transformers' hooks: an added vector, and a zeroed head."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def test_interventions_are_forward_hooks(case, lm):
     vector = rng.normal(size=lm.config.hidden_size).astype(np.float32)
     middle = len(layers) // 2
 
-    def add(module: Any, given: Any, output: Any) -> Any:
+    def add(module: Any, settings: Any, output: Any) -> Any:
         hidden = (output[0] if isinstance(output, tuple) else output).clone()
         hidden[:, 3:9] += torch.from_numpy(vector)
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
@@ -32,8 +32,8 @@ def test_interventions_are_forward_hooks(case, lm):
             Intervention.add(vector, hidden_state=middle + 1, positions=range(3, 9)),
         )
     ]
-    for layer, own in enumerate(sites):
-        heads = {kind: count for kind, count in own.items() if kind != "expert"}
+    for layer, mapping in enumerate(sites):
+        heads = {kind: count for kind, count in mapping.items() if kind != "expert"}
         projections = {
             name.rpartition(".")[2]: module
             for name, module in layers[layer].named_modules()
@@ -46,16 +46,16 @@ def test_interventions_are_forward_hooks(case, lm):
             of_two = "o_proj" if kind == "attention" else "out_proj"
             projection = projections[of_two if len(heads) == 2 else next(iter(projections))]
 
-            def zero(module: Any, given: Any, size: int = projection.in_features // count) -> Any:
-                x = given[0].clone()
+            def zero(module: Any, settings: Any, size: int = projection.in_features // count) -> Any:
+                x = settings[0].clone()
                 x[..., size : 2 * size] = 0
-                return (x, *given[1:])
+                return (x, *settings[1:])
 
             ablation = Intervention.ablate_head(layer, 1, mixer=kind if len(heads) == 2 else None)
             changes.append((projection.register_forward_pre_hook, zero, ablation))
         if "recurrent" in heads:
             break
-    assert len(changes) > 1 or not any("recurrent" in own for own in sites), "a head is ablated"
+    assert len(changes) > 1 or not any("recurrent" in site for site in sites), "a head is ablated"
     for register, hook, intervention in changes:
         handle = register(hook)
         try:

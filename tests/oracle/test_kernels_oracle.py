@@ -12,7 +12,7 @@ import hybridlm
 from hybridlm.engine.speculation import Speculation
 from ir_passes.contract.statements import Note
 
-# the interpreter copies what it writes to, which the audit reports
+# the interpreter copies the arrays it writes to, and the audit reports it
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")]
 
 CHUNK, LANES, TOKENS = 40, 2, 6
@@ -42,33 +42,33 @@ Each recurrence and its kernel are compared in tests/models/ops."""
 
 
 class Known:
-    """Drafter of texts that are known: two right tokens, and behind them mostly a wrong one."""
+    """Drafter of known texts: two right tokens, then mostly a wrong one."""
 
     def __init__(self, texts: list[list[int]]):
         self._texts = texts
 
     def propose(self, token_ids: Any, k: int) -> list[int]:
-        seen = list(map(int, token_ids))
+        tree = list(map(int, token_ids))
         for text in self._texts:
-            if text[: len(seen)] == seen:
-                return [*text[len(seen) :][:2], 3][:k]
+            if text[: len(tree)] == tree:
+                return [*text[len(tree) :][:2], 3][:k]
         return []
 
 
 def variant_of(name: str) -> Variant:
-    variant = next(one for one in VARIANTS if one.name == name)
+    variant = next(variant for variant in VARIANTS if variant.name == name)
     return dataclasses.replace(variant, text={**variant.text, **CASES[name][0]})
 
 
 def kernels_of(lm: hybridlm.LM, step: str) -> set[str]:
     """Names of the kernels that the proof of a kind of step has read."""
-    found = [one for name, one in lm.certificates.items() if name.startswith(step)]
-    assert found and all(one.proved for one in found)
-    notes = [note for one in found for note in one.notes if note.id == Note.KERNEL_READ.value]
+    results = [certificate for name, certificate in lm.certificates.items() if name.startswith(step)]
+    assert results and all(certificate.proved for certificate in results)
+    notes = [note for item in results for note in item.notes if note.id == Note.KERNEL_READ.value]
     return {note.about.split()[0] for note in notes}
 
 
-@pytest.mark.parametrize("name", [one if one in ALWAYS else pytest.param(one, marks=pytest.mark.long) for one in CASES])
+@pytest.mark.parametrize("name", [c if c in ALWAYS else pytest.param(c, marks=pytest.mark.long) for c in CASES])
 def test_kernels_compute_what_transformers_does(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tiny_checkpoint import write_checkpoint
     from transformers_oracle import Oracle, log_probabilities
@@ -91,8 +91,8 @@ def test_kernels_compute_what_transformers_does(name: str, tmp_path: Path, monke
     check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True))
     monkeypatch.setattr(Speculation, "always", True)
 
-    whole = [[*prompt, *map(int, expected.tokens)] for prompt, expected in zip(prompts, greedy, strict=True)]
-    check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True, speculate=Known(whole)))
+    full = [[*prompt, *map(int, expected.tokens)] for prompt, expected in zip(prompts, greedy, strict=True)]
+    check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True, speculate=Known(full)))
     assert kernels_of(lm, f"generate {LANES}x1") == CASES[name][1]
     assert kernels_of(lm, "verify") == CASES[name][1]
     recurrent = "recurrent_step_kernel" in CASES[name][1]

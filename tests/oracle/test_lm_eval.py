@@ -1,4 +1,4 @@
-"""Tasks of lm_eval, of all three kinds: the same figures as with its own backend for transformers, offline."""
+"""Tasks of lm_eval, all three kinds: the figures of its transformers backend, offline."""
 
 # lm_eval is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
@@ -56,10 +56,10 @@ DOCS: dict[str, list[dict[str, Any]]] = {
 
 
 def test_models_of_lm_eval_stay_known() -> None:
-    """lm_eval registers its own models when its registry is first used, unless another model is registered by then."""
+    """lm_eval registers its models on first use unless another is registered."""
     program = "import hybridlm.evals; from lm_eval.api.registry import get_model; print(get_model('dummy').__name__)"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,7 @@ def evaluated(model: Any, tasks: Path, **settings: Any) -> dict[str, Any]:
 
 def answers(results: dict[str, Any], task: str) -> list[Any]:
     """Return the model's answers, document by document."""
-    samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
-    return [sample["resps"] for sample in samples]
+    return [sample["resps"] for sample in sorted(results["samples"][task], key=lambda sample: sample["doc_id"])]
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_fewshot": 1}, {"apply_chat_template": True}], ids=str)
@@ -119,20 +118,20 @@ def test_figures_are_those_of_the_transformers_backend(
     from hybridlm.evals import HybridLM
 
     backend: Any = huggingface.HFLM
-    theirs = backend(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=1, max_length=lm.context)
-    want = evaluated(theirs, tasks, **settings)
-    found = evaluated(HybridLM(lm), tasks, **settings)
+    reference = backend(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=1, max_length=lm.context)
+    want = evaluated(reference, tasks, **settings)
+    result = evaluated(HybridLM(lm), tasks, **settings)
     for task in TASKS:
         numbers = {name: value for name, value in want["results"][task].items() if not isinstance(value, str)}
-        assert numbers and {name: found["results"][task][name] for name in numbers} == pytest.approx(
+        assert numbers and {name: result["results"][task][name] for name in numbers} == pytest.approx(
             numbers, rel=1e-4, nan_ok=True
         )
-    for one, other in zip(answers(found, "kites"), answers(want, "kites"), strict=True):
-        assert [greedy for ((_, greedy),) in one] == [greedy for ((_, greedy),) in other]
-        assert [total for ((total, _),) in one] == pytest.approx([total for ((total, _),) in other], abs=1e-3)
-    for one, other in zip(answers(found, "pages"), answers(want, "pages"), strict=True):
-        assert one[0][0] == pytest.approx(other[0][0], abs=1e-3)
-    assert answers(found, "lines") == answers(want, "lines")
+    for item, other in zip(answers(result, "kites"), answers(want, "kites"), strict=True):
+        assert [greedy for ((_, greedy),) in item] == [greedy for ((_, greedy),) in other]
+        assert [total for ((total, _),) in item] == pytest.approx([total for ((total, _),) in other], abs=1e-3)
+    for item, other in zip(answers(result, "pages"), answers(want, "pages"), strict=True):
+        assert item[0][0] == pytest.approx(other[0][0], abs=1e-3)
+    assert answers(result, "lines") == answers(want, "lines")
 
 
 def test_pairs_are_cut_as_lm_eval_cuts_them(checkpoint: Path, lm: hybridlm.LM):
@@ -161,7 +160,7 @@ def test_continuations_without_tokens_are_refused_with_both_texts(lm: hybridlm.L
 
 
 def test_the_boundary_is_lm_evals(lm: hybridlm.LM):
-    """White space at the end of a context is scored with the continuation, unlike in `LM.score`."""
+    """Trailing white space of a context belongs to the continuation, unlike in `LM.score`."""
     from lm_eval.api.instance import Instance
 
     from hybridlm.evals import HybridLM
@@ -169,8 +168,8 @@ def test_the_boundary_is_lm_evals(lm: hybridlm.LM):
     ((total, _),) = HybridLM(lm).loglikelihood([Instance("loglikelihood", {}, ("Who ", "Ada"), 0)])
     (score,) = lm.score([{"prompt": "Who", "completion": " Ada"}])
     assert total == pytest.approx(score.sum_logprob, abs=1e-4)
-    (own,) = lm.score([{"prompt": "Who ", "completion": "Ada"}])
-    assert len(own.token_ids) == 3 and own.sum_logprob > total
+    (completion,) = lm.score([{"prompt": "Who ", "completion": "Ada"}])
+    assert len(completion.token_ids) == 3 and completion.sum_logprob > total
 
 
 def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
@@ -185,11 +184,10 @@ def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM,
     written = json.loads((tmp_path / "out.json").read_text())
     want = evaluated(HybridLM(lm), tasks, limit=2)
     for task in ("kites", "pages"):
-        same = {name: value for name, value in want["results"][task].items() if "stderr" not in name}
-        assert {name: written["results"][task][name] for name in same} == same
+        equal = {name: value for name, value in want["results"][task].items() if "stderr" not in name}
+        assert {name: written["results"][task][name] for name in equal} == equal
     assert len(written["samples"]["pages"]) == 2
-    refused = CliRunner().invoke(app, [*arguments[:3], "-t", "no_such_task"])
-    assert refused.exit_code != 0
+    assert CliRunner().invoke(app, [*arguments[:3], "-t", "no_such_task"]).exit_code != 0
 
 
 def test_a_model_without_a_tokenizer_is_refused(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
@@ -204,7 +202,7 @@ def test_options_reach_load_and_are_refused_for_a_loaded_model(lm: hybridlm.LM, 
     from hybridlm import evals
 
     calls: list[Any] = []
-    monkeypatch.setattr(evals, "load", lambda *given, **options: calls.append((given, options)) or lm)
+    monkeypatch.setattr(evals, "load", lambda *args, **options: calls.append((args, options)) or lm)
     evals.HybridLM("tiny", batch_size="4", prefix_cache="1MB", kernels="off")
     evals.HybridLM("tiny", batch_size="auto")
     assert calls == [(("tiny",), {"lanes": 4, "prefix_cache": "1MB", "kernels": "off"}), (("tiny",), {})]

@@ -1,4 +1,4 @@
-"""Known departures of transformers from the code that its checkpoints were trained with, and our behaviour."""
+"""Known departures of transformers from training code, and our behaviour."""
 
 import json
 import pathlib
@@ -13,11 +13,11 @@ import hybridlm
 pytestmark = [pytest.mark.oracle, pytest.mark.long]
 
 FLOOR = 0.5
-"""Far above that of published models, so that it matters to random weights."""
+"""Far above the scale of published models, so that it matters to random weights."""
 
 
 def test_the_floor_under_time_steps(tmp_path: pathlib.Path) -> None:
-    """Left out unless config.json asks for it; then all tokens have it, as those of a prompt in transformers."""
+    """The floor applies only if config.json asks, then to all tokens."""
     from tiny_checkpoint import write_checkpoint
     from transformers_oracle import Oracle
 
@@ -27,9 +27,9 @@ def test_the_floor_under_time_steps(tmp_path: pathlib.Path) -> None:
     fields = json.loads(file.read_text()) | {"time_step_min": FLOOR}
     prompt = ragged_prompts(nemotron, 0)[-1]
     logits = {}
-    for asked in (False, True):
-        file.write_text(json.dumps(fields | {"hf_compat_dt_floor": asked}))
-        logits[asked] = Oracle.load(tmp_path, as_it_is=asked).logits(prompt)
-        found = np.asarray(hybridlm.load(tmp_path, lanes=1, dtype="float32").forward(prompt).logits)
-        assert check_logits(found, logits[asked], f"floor {asked}", nemotron.tolerance) == 0
+    for request in (False, True):
+        file.write_text(json.dumps(fields | {"hf_compat_dt_floor": request}))
+        logits[request] = Oracle.load(tmp_path, as_it_is=request).logits(prompt)
+        array = np.asarray(hybridlm.load(tmp_path, lanes=1, dtype="float32").forward(prompt).logits)
+        assert check_logits(array, logits[request], f"floor {request}", nemotron.tolerance) == 0
     assert np.abs(logits[True] - logits[False]).max() > 100 * nemotron.tolerance

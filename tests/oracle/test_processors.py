@@ -1,4 +1,4 @@
-"""Changed logits are those of transformers' processors, in the order in which its `generate` has them."""
+"""Changed logits equal the results of transformers' processors in `generate`'s order."""
 
 from typing import Any
 
@@ -20,20 +20,20 @@ VOCABULARY, ENDS = 40, (2, 39)
 
 def settings(rng: np.random.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the same wishes for `SamplingParams` and for GenerationConfig."""
-    ours: dict[str, Any] = {}
-    theirs: dict[str, Any] = {"eos_token_id": list(ENDS)}
+    actual: dict[str, Any] = {}
+    reference: dict[str, Any] = {"eos_token_id": list(ENDS)}
     if rng.random() < 0.7:
-        ours["repetition_penalty"] = theirs["repetition_penalty"] = float(rng.uniform(0.3, 3))
+        actual["repetition_penalty"] = reference["repetition_penalty"] = float(rng.uniform(0.3, 3))
     if rng.random() < 0.7:
         bias = {int(token): float(rng.normal(0, 4)) for token in rng.integers(0, VOCABULARY, 6)}
-        ours["logit_bias"] = bias
-        theirs["sequence_bias"] = {(token,): value for token, value in bias.items()}
+        actual["logit_bias"] = bias
+        reference["sequence_bias"] = {(token,): value for token, value in bias.items()}
     if rng.random() < 0.7:
         words = [[int(t) for t in rng.integers(3, 9, rng.integers(1, 4))] for _ in range(4)]
-        ours["bad_words"] = theirs["bad_words_ids"] = words
+        actual["bad_words"] = reference["bad_words_ids"] = words
     if rng.random() < 0.7:
-        ours["min_tokens"] = theirs["min_new_tokens"] = int(rng.integers(1, 8))
-    return ours, theirs
+        actual["min_tokens"] = reference["min_new_tokens"] = int(rng.integers(1, 8))
+    return actual, reference
 
 
 def test_equal_to_the_processors_of_transformers() -> None:
@@ -44,16 +44,16 @@ def test_equal_to_the_processors_of_transformers() -> None:
     )
     rng, changed = np.random.default_rng(0), 0
     for _ in range(300):
-        ours, theirs = settings(rng)
+        actual, reference = settings(rng)
         history = [int(token) for token in rng.integers(3, 9, rng.integers(1, 20))]
         size = int(rng.integers(1, len(history) + 1))
-        params = resolve(SamplingParams(**ours), end_token_ids=ENDS, tokenizer=None, vocab_size=VOCABULARY)
+        params = resolve(SamplingParams(**actual), end_token_ids=ENDS, tokenizer=None, vocab_size=VOCABULARY)
         request = Request(0, tuple(history[:size]), params)
         sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
         logits = jnp.asarray(rng.normal(0, 3, (1, VOCABULARY)), jnp.float32)
         changes = logit_changes([sequence], VOCABULARY)
         got = logits if changes is None else np.asarray(changed_logits(logits, changes))
-        config = GenerationConfig(**theirs)
+        config = GenerationConfig(**reference)
         model._prepare_special_tokens(config, device="cpu")
         processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")
         want = processors(torch.tensor([history]), torch.tensor(np.asarray(logits))).numpy()

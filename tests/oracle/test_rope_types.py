@@ -91,8 +91,8 @@ def test_frequencies(family: str, spelling: str, tmp_path: Path) -> None:
         config = type(model.config).from_pretrained(folder)
         if kind is None:
             with torch.device("meta"):
-                whole = type(model)._from_config(config)
-            kind = type(next(m for m in whole.modules() if "RotaryEmbedding" in type(m).__name__))
+                full = type(model)._from_config(config)
+            kind = type(next(m for m in full.modules() if "RotaryEmbedding" in type(m).__name__))
         module: Any = kind(config)
         np.testing.assert_allclose(rope.frequencies, module.inv_freq.numpy(), rtol=1e-5, err_msg=name)
         amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
@@ -104,7 +104,7 @@ LONG: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_positi
 
 @pytest.mark.parametrize("name", ["dense_base", "ling_base"])
 def test_yarn_beyond_the_original_context(name: str, tmp_path: Path) -> None:
-    """Scores of a text four times as long; the longest context is that of YaRN."""
+    """Scores of a four times longer text; YaRN sets the longest context."""
     variant = next(variant for variant in VARIANTS if variant.name == name)
     write_checkpoint(variant, 0, tmp_path)
     fields = rewritten(tmp_path, "rope_parameters", LONG | {"mscale": 0.7, "mscale_all_dim": 0.9})

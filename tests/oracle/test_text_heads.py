@@ -17,9 +17,9 @@ TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (5, 23, 1, 12
 
 
 def written(directory: Path, name: str, auto: Any, **fields: Any) -> Any:
-    """A random model of a golden checkpoint's sizes, saved; parameters are large enough for results to differ."""
-    given = {"architectures": None, "tie_word_embeddings": False} | fields
-    config = transformers.AutoConfig.from_pretrained(GOLDEN / name, **given)
+    """A saved random model in a golden's sizes, with large parameters."""
+    settings = {"architectures": None, "tie_word_embeddings": False} | fields
+    config = transformers.AutoConfig.from_pretrained(GOLDEN / name, **settings)
     torch.manual_seed(3)
     model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
@@ -37,12 +37,12 @@ def test_classes_and_rewards(tmp_path: Path, name: str, labels: int) -> None:
     with torch.no_grad():
         expected = np.concatenate([model(torch.tensor([text])).logits.numpy() for text in TEXTS])
     lm = hybridlm.load(tmp_path, lanes=3, context=128, dtype="float32", chunk=7)
-    found = lm.classify(TEXTS)
-    assert found.labels == tuple(f"LABEL_{i}" for i in range(labels)) and found.logits.dtype == np.float32
-    np.testing.assert_allclose(found.logits, expected, rtol=1e-3, atol=1e-3)
+    classes = lm.classify(TEXTS)
+    assert classes.labels == tuple(f"LABEL_{i}" for i in range(labels)) and classes.logits.dtype == np.float32
+    np.testing.assert_allclose(classes.logits, expected, rtol=1e-3, atol=1e-3)
     if labels > 1:
         softmax = torch.softmax(torch.tensor(expected, dtype=torch.float64), -1).numpy()
-        np.testing.assert_allclose(found.probabilities, softmax, atol=1e-3)
+        np.testing.assert_allclose(classes.probabilities, softmax, atol=1e-3)
     for refused in (lambda: lm.generate(TEXTS), lambda: lm.score(TEXTS), lambda: lm.forward(TEXTS[0])):
         with pytest.raises(ValueError, match="vocabulary head"):
             refused()
@@ -60,8 +60,8 @@ def test_embeddings(tmp_path: Path, name: str) -> None:
     wanted = {"last": [x[-1] for x in hidden], "mean": [x.mean(0) for x in hidden], "first": [x[0] for x in hidden]}
     for pooling, rows in wanted.items():
         expected = np.stack(rows)
-        found: Any = lm.embed(TEXTS, pooling=pooling, normalised=False)  # type: ignore[arg-type]
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+        vectors: Any = lm.embed(TEXTS, pooling=pooling, normalised=False)  # type: ignore[arg-type]
+        np.testing.assert_allclose(vectors, expected, rtol=1e-3, atol=1e-3)
         unit = lm.embed(TEXTS, pooling=pooling)  # type: ignore[arg-type]
         np.testing.assert_allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-3)
     with pytest.raises(ValueError, match="vocabulary head"):

@@ -47,7 +47,7 @@ def test_ragged_batch_generates(case, lm):
 
 
 def test_each_prompt_alone(case, lm):
-    """Prompts run one at a time have the same logits, the same log-probabilities and the same continuation."""
+    """Single prompts have equal logits, log-probabilities and continuations."""
     logits = np.asarray(lm.forward(case.prompts[-1]).logits)
     ties = check_logits(logits, case.logits[-1], case.where(-1) + ", alone", case.tolerance)
     for index, prompt in enumerate(case.prompts):

@@ -1,4 +1,4 @@
-"""Models with images or audio that transformers wrote: the text model computes what the whole one does with text."""
+"""Multimodal models by transformers: the text model equals the whole on text."""
 
 import math
 from collections.abc import Callable
@@ -84,9 +84,9 @@ def test_text_through_the_whole_model(tmp_path: Path, name: str) -> None:
     with torch.no_grad():
         expected = [model(input_ids=torch.tensor([ids])).logits[0].float().numpy() for ids in TEXTS]
     lm = hybridlm.load(tmp_path, lanes=2, context=128, dtype="float32", chunk=16)
-    found = np.asarray(lm.forward(padded(TEXTS)).logits)
+    array = np.asarray(lm.forward(padded(TEXTS)).logits)
     tolerance = TOLERANCES[lm.config.family]
-    for index, (row, logits) in enumerate(zip(found, expected, strict=True)):
+    for index, (row, logits) in enumerate(zip(array, expected, strict=True)):
         assert not check_logits(row[: len(logits)], logits, f"{name}, text {index}", tolerance)
     with pytest.raises(ValueError, match="stands for an image"):
         lm.generate([[4, IMAGE]])

@@ -38,35 +38,35 @@ def groups_of(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
 
 
 def hash_of(item: pytest.Item) -> int:
-    """Return a hash of the file and the first parameter, which fixtures are often made for."""
+    """Return a hash of the file and the first parameter, often a fixture's key."""
     file, _, test = item.nodeid.partition("::")
     return zlib.crc32(f"{file} {test.partition('[')[2].rstrip(']').partition('-')[0]}".encode())
 
 
-def leave_out(config: pytest.Config, items: list[pytest.Item], kept: set[pytest.Item]) -> None:
+def leave_out(config: pytest.Config, items: list[pytest.Item], saved: set[pytest.Item]) -> None:
     """Deselect all tests but these."""
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = [item for item in items if item in kept]
+    config.hook.pytest_deselected(items=[item for item in items if item not in saved])
+    items[:] = [item for item in items if item in saved]
 
 
 def most_different(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, int]]:
-    """Yield the items of one test with the number of their new values, the highest first."""
+    """Yield items of a test and their number of new values, highest first."""
     values = {
         item: {(name, id(value)) for name, value in item.callspec.params.items()}
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
         else set[tuple[str, int]]()
         for item in items
     }
-    seen = set[tuple[str, int]]()
+    calls = set[tuple[str, int]]()
     while values:
-        item = max(values, key=lambda item: len(values[item] - seen))
-        new = values.pop(item) - seen
-        seen |= new
+        item = max(values, key=lambda item: len(values[item] - calls))
+        new = values.pop(item) - calls
+        calls |= new
         yield item, len(new)
 
 
 def once_each(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return few of the sets of parameters of one test: every value of every parameter occurs."""
+    """Return few parameter sets of a test that cover every value."""
     return [item for item, _ in itertools.takewhile(lambda pair: pair[1], most_different(items))]
 
 

@@ -16,7 +16,7 @@ from hybridlm.checkpoint.saved.index import AGAIN, SavedDirectory, Tile, checksu
 from hybridlm.checkpoint.shards import ParameterPath, Shards, dotted
 from hybridlm.errors import CheckpointError
 from hybridlm.quantised.packed import PackedForm
-from models import Family, Weight
+from models import ConfigError, Family, Weight
 from models.weights.sources import ArraySlice
 
 
@@ -138,10 +138,14 @@ def head_parameters(saved: SavedDirectory, family: Family) -> set[str]:
     """Return the names of the saved parameters of the multi-token-prediction head."""
     if family.with_head is None:
         return set()
-    bare, complete = (
-        {dotted(weight.path) for weight in variant.weights(variant.read_config(saved.config))}
-        for variant in (family, family.with_head)
-    )
+    try:
+        bare, complete = (
+            {dotted(weight.path) for weight in variant.weights(variant.read_config(saved.config))}
+            for variant in (family, family.with_head)
+        )
+    except ConfigError:
+        # config.json describes no head of an implemented form.
+        return set()
     return (complete - bare) & saved.shapes.keys()
 
 

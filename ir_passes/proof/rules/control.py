@@ -197,8 +197,9 @@ def _counted_fact(site: Site, bound: Value) -> ActiveLane | RealToken | None:
     if bound.fact == ActiveCount():
         return ActiveLane()
     end = bound.fact
-    is_end = isinstance(end, Offsets) and end == Offsets(end.layout, None, site.prover.bound.lanes)
-    return RealToken(end.layout) if is_end else None
+    if isinstance(end, Offsets) and end == Offsets(end.layout, None, site.prover.bound.lanes):
+        return RealToken(end.layout)
+    return None
 
 
 def _fixpoint(

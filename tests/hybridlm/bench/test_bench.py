@@ -1,4 +1,4 @@
-"""The benchmark: its arithmetic, its table, its picture, and one run of it on the embedded model. Nothing is timed."""
+"""The benchmark without timing: arithmetic, table, picture, and one run on the embedded model."""
 
 import json
 import math
@@ -99,12 +99,12 @@ def test_a_side_that_fails_has_no_further_turn_and_no_timing(capsys: pytest.Capt
 
 def test_failures_of_llama_cpp_say_how_it_ended(tmp_path: Path) -> None:
     program = tmp_path / "llama-batched-bench"
-    for line, said in (("kill -SEGV $$", "SIGSEGV"), ("echo no model >&2; exit 2", "no model"), ("", "status 0")):
+    for line, message in (("kill -SEGV $$", "SIGSEGV"), ("echo no model >&2; exit 2", "no model"), ("", "status 0")):
         program.write_text(f"#!/bin/sh\n{line}\n")
         program.chmod(0o755)
         with pytest.raises(SideFailed) as failed:
             LlamaCppSide(program, tmp_path / "131M-q8_0.gguf", 1, 8).decode(2)
-        assert said in str(failed.value) and "-npl 1" in str(failed.value)
+        assert message in str(failed.value) and "-npl 1" in str(failed.value)
 
 
 def test_prompts_differ() -> None:
@@ -173,27 +173,27 @@ def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "hybridlm copy",
     ):
         assert expected in result.output
-    found = json.loads(figures.read_text())["measured"]
-    assert [one["what"] for one in found] == ["decode", "prefill", "score"]
-    for one in found:
-        assert {name: len(rounds) for name, rounds in one["seconds"].items()} == {"hybridlm": 2, "hybridlm copy": 2}
+    record = json.loads(figures.read_text())["measured"]
+    assert [item["what"] for item in record] == ["decode", "prefill", "score"]
+    for row in record:
+        assert {name: len(rounds) for name, rounds in row["seconds"].items()} == {"hybridlm": 2, "hybridlm copy": 2}
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
 @pytest.mark.slow
 def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = hybridlm.load(demo.path(), lanes=2, compilation_cache=False)
-    ours = EngineSide(lm, 2, 6)
-    program, get, events = ours.program, jax.device_get, list[str]()
-    monkeypatch.setattr(ours, "program", lambda *args: (events.append("dispatched"), program(*args))[1])
+    engine_side = EngineSide(lm, 2, 6)
+    program, get, events = engine_side.program, jax.device_get, list[str]()
+    monkeypatch.setattr(engine_side, "program", lambda *args: (events.append("dispatched"), program(*args))[1])
     monkeypatch.setattr(jax, "device_get", lambda tree: (events.append("read"), get(tree))[1])
-    assert len(ours.decode(3)) == 3
+    assert len(engine_side.decode(3)) == 3
     assert events == ["dispatched", "dispatched", "read", "dispatched", "read", "read"]
     monkeypatch.undo()
-    ours.decode(2)
+    engine_side.decode(2)
     prompts = random_tokens(2, 6, lm.config.vocab_size).tolist()
     expected = lm.generate(prompts, max_tokens=1 + WARM_UP + 3 + 2, temperature=0, ignore_eos=True)
-    assert ours.last.tolist() == [one.token_ids[-1] for one in expected]
+    assert engine_side.last.tolist() == [completion.token_ids[-1] for completion in expected]
 
 
 @pytest.mark.slow
@@ -230,9 +230,9 @@ def test_copies_beside_each_other_need_names_of_their_own() -> None:
 
 def test_speed_and_floor_of_each_side() -> None:
     timings = [Timing("hybridlm", (2.0, 4.0, 3.0)), Timing("llama.cpp q8_0", (6.0, 6.0, 5.0))]
-    found = bench.Measured("decode", 4, 12, timings, {"hybridlm": 1.5, "llama.cpp q8_0": 3.0})
-    assert found.speed("hybridlm") == 4 and found.speed("llama.cpp q8_0") == 2
-    assert found.of_floor("hybridlm") == found.of_floor("llama.cpp q8_0") == 0.5
+    measured = bench.Measured("decode", 4, 12, timings, {"hybridlm": 1.5, "llama.cpp q8_0": 3.0})
+    assert measured.speed("hybridlm") == 4 and measured.speed("llama.cpp q8_0") == 2
+    assert measured.of_floor("hybridlm") == measured.of_floor("llama.cpp q8_0") == 0.5
 
 
 def test_a_context_that_is_too_short_is_refused() -> None:
@@ -282,7 +282,7 @@ def test_a_bench_checkpoint_is_the_same_every_time_and_loads(
 def test_every_mixer_has_a_bench_checkpoint(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch, name: str, sizes: dict[str, Any]
 ) -> None:
-    """Sizes of at least 100M parameters; norms and skips of a small model are near 1, so no layer is switched off."""
+    """Models have at least 100M parameters; norms and skips near 1 keep every layer active."""
     monkeypatch.syspath_prepend(root / "scripts" / "benchmarks")
     script = runpy.run_path(str(root / "scripts" / "benchmarks" / "make_bench_checkpoint.py"))
     config = script["BENCH_MODELS"][name]

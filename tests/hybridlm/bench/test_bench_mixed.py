@@ -1,4 +1,4 @@
-"""The mixed batch: its requests, its peers as programs that answer like them, and one run of the command."""
+"""The mixed batch: its requests, fake peers, and one run of the command."""
 
 import json
 import sys

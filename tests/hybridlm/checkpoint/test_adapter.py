@@ -1,4 +1,4 @@
-"""LoRA adapters without PEFT: values, several at a time, saving, states of the model as it was, and every refusal."""
+"""LoRA adapters without PEFT: merged values, several adapters, saving, and refusals."""
 
 import json
 import shutil
@@ -38,8 +38,8 @@ def shape(base: Path, name: str) -> tuple[int, ...]:
 def factors(base: Path, module: str = MODULE, seed: int = 0, rank: int = 2) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     out, into = shape(base, module.removeprefix("base_model.model.") + ".weight")
-    made = {"A": rng.normal(size=(rank, into)), "B": rng.normal(size=(out, rank))}
-    return {f"{module}.lora_{factor}.weight": array.astype(np.float32) for factor, array in made.items()}
+    arrays = {"A": rng.normal(size=(rank, into)), "B": rng.normal(size=(out, rank))}
+    return {f"{module}.lora_{factor}.weight": array.astype(np.float32) for factor, array in arrays.items()}
 
 
 def write(directory: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:
@@ -54,19 +54,19 @@ def product(tensors: Mapping[str, np.ndarray], module: str = MODULE) -> np.ndarr
     return tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"]
 
 
-def same(one: hybridlm.LM, two: hybridlm.LM) -> bool:
-    return all(np.array_equal(array, two.params[name]) for name, array in one.params.items())
+def same(first: hybridlm.LM, second: hybridlm.LM) -> bool:
+    return all(np.array_equal(array, second.params[name]) for name, array in first.params.items())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merged_in_float32_and_rounded_once(base: Path, tmp_path: Path, dtype: str) -> None:
-    given = factors(base)
-    adapter = write(tmp_path / "adapter", given)
+    options = factors(base)
+    adapter = write(tmp_path / "adapter", options)
     settings = {**SETTINGS, "dtype": dtype}
     lm = hybridlm.load(base, adapter=adapter, **settings)
-    whole = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"] + product(given) * 1.5
+    full = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"] + product(options) * 1.5
     np.testing.assert_allclose(
-        np.asarray(lm.params[PARAMETER], np.float32), np.asarray(whole.astype(jnp.dtype(dtype)), np.float32), rtol=1e-6
+        np.asarray(lm.params[PARAMETER], np.float32), np.asarray(full.astype(jnp.dtype(dtype)), np.float32), rtol=1e-6
     )
     plain = hybridlm.load(base, **settings)
     assert [name for name in plain.params if not np.array_equal(plain.params[name], lm.params[name])] == [PARAMETER]
@@ -92,7 +92,7 @@ LAYER = "model.layers.0.linear_attn."
     ids=" ".join,
 )
 def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules: tuple[str, ...]) -> None:
-    """The rows of the three projections, or of the fused ones, are those of the model's matrices in turn."""
+    """The rows of three or of fused projections are the model's matrices in turn."""
     base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])
     tensors = load_file(base / "model.safetensors")
     _, _, config = open_model(base)
@@ -106,22 +106,22 @@ def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules
         "in_proj_qkvz": {"in_proj_qkv": slice(0, 2 * keys + values), "in_proj_z": slice(0, values)},
         "in_proj_ba": {"in_proj_b": slice(0, heads), "in_proj_a": slice(0, heads)},
     }
-    rng, given = np.random.default_rng(0), {}
+    rng, settings = np.random.default_rng(0), {}
     for module in modules:
         rows = sum(place.stop - place.start for place in places[module].values())
         down, up = (rng.normal(size=size).astype(np.float32) for size in ((2, config.hidden_size), (rows, 2)))
-        given |= {f"base_model.model.{LAYER}{module}.lora_{part}.weight": x for part, x in (("A", down), ("B", up))}
+        settings |= {f"base_model.model.{LAYER}{module}.lora_{part}.weight": x for part, x in (("A", down), ("B", up))}
         change = 1.5 * (up @ down)
         for name, place in places[module].items():
             size = place.stop - place.start
             tensors[f"{LAYER}{name}.weight"][place] += change[:size]
             change = change[size:]
-    adapter = write(tmp_path / "adapter", given)
+    adapter = write(tmp_path / "adapter", settings)
     save_file(tensors, base.parent / "model.safetensors")
-    found = arrays(base, adapter)
+    result = arrays(base, adapter)
     shutil.copy(base.parent / "model.safetensors", base / "model.safetensors")
     for path, array in arrays(base).items():
-        np.testing.assert_allclose(found[path], array, rtol=1e-5, atol=1e-6, err_msg=str(path))
+        np.testing.assert_allclose(result[path], array, rtol=1e-5, atol=1e-6, err_msg=str(path))
 
 
 def test_one_matrix_under_the_names_of_two_frameworks_is_refused(tmp_path: Path) -> None:
@@ -130,34 +130,34 @@ def test_one_matrix_under_the_names_of_two_frameworks_is_refused(tmp_path: Path)
     qkvz = sum(
         load_file(base / "model.safetensors")[f"{LAYER}{name}.weight"].shape[0] for name in ("in_proj_qkv", "in_proj_z")
     )
-    given = {
+    settings = {
         f"base_model.model.{LAYER}{module}.lora_{part}.weight": np.ones(size, np.float32)
         for module, out in (("in_proj_z", rows[0]), ("in_proj_qkvz", qkvz))
         for part, size in (("A", (2, rows[1])), ("B", (out, 2)))
     }
     with pytest.raises(CheckpointError) as caught:
-        arrays(base, write(tmp_path / "adapter", given))
+        arrays(base, write(tmp_path / "adapter", settings))
     assert len(caught.value.faults) == 1
     assert all(name in caught.value.faults[0] for name in ("in_proj_z.weight", "in_proj_qkvz.weight"))
 
 
 @pytest.mark.slow
 def test_two_adapters_and_a_saved_model(base: Path, tmp_path: Path) -> None:
-    one, two = (write(tmp_path / str(seed), factors(base, seed=seed)) for seed in (1, 2))
-    lm = hybridlm.load(base, adapter=one, **SETTINGS)
+    item, two = (write(tmp_path / str(seed), factors(base, seed=seed)) for seed in (1, 2))
+    lm = hybridlm.load(base, adapter=item, **SETTINGS)
     lm.merge_adapter(two)
-    whole = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
-    whole = whole + 1.5 * (product(factors(base, seed=1)) + product(factors(base, seed=2)))
-    np.testing.assert_allclose(lm.params[PARAMETER], whole, rtol=1e-5, atol=1e-5)
+    full = load_file(base / "model.safetensors")["model.layers.0.mlp.down_proj.weight"]
+    full = full + 1.5 * (product(factors(base, seed=1)) + product(factors(base, seed=2)))
+    np.testing.assert_allclose(lm.params[PARAMETER], full, rtol=1e-5, atol=1e-5)
     lm.save(tmp_path / "saved")
     assert not (tmp_path / "saved" / "adapter_config.json").exists()
     saved = hybridlm.load(tmp_path / "saved", **SETTINGS)
     assert same(saved, lm) and saved.fingerprint == lm.fingerprint
     # A saved model takes adapters, too.
-    first = hybridlm.load(base, adapter=one, **SETTINGS)
+    first = hybridlm.load(base, adapter=item, **SETTINGS)
     first.save(tmp_path / "first")
-    again = hybridlm.load(tmp_path / "first", adapter=two, **SETTINGS)
-    np.testing.assert_allclose(again.params[PARAMETER], lm.params[PARAMETER], rtol=1e-6, atol=1e-6)
+    repeat = hybridlm.load(tmp_path / "first", adapter=two, **SETTINGS)
+    np.testing.assert_allclose(repeat.params[PARAMETER], lm.params[PARAMETER], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -165,12 +165,12 @@ def test_nothing_of_the_model_as_it_was_is_used(base: Path, tmp_path: Path) -> N
     lm = hybridlm.load(base, prefix_cache="600kB", **SETTINGS)
     prompt = list(range(3, 40))
     prefix = lm.prefix(prompt[:20])
-    before = lm.generate([prompt], max_tokens=4)[0]
+    completion = lm.generate([prompt], max_tokens=4)[0]
     adapter = write(tmp_path / "adapter", factors(base))
     lm.merge_adapter(adapter)
-    after = lm.generate([prompt], max_tokens=4, logprobs=0)[0]
+    final = lm.generate([prompt], max_tokens=4, logprobs=0)[0]
     fresh = hybridlm.load(base, adapter=adapter, **SETTINGS).generate([prompt], max_tokens=4, logprobs=0)[0]
-    assert after.token_ids == fresh.token_ids != before.token_ids
+    assert final.token_ids == fresh.token_ids != completion.token_ids
     assert lm.stats["prefix_hits"] == 0
     with pytest.raises(ValueError, match="another model"):
         lm.generate([prompt], prefix=prefix)
@@ -187,7 +187,7 @@ def damaged(base: Path, factor: str, value: float) -> dict[str, np.ndarray]:
     ("factor", "value"), [("A", np.nan), ("B", -np.inf), ("A", 3e38)], ids=["nan", "inf", "product"]
 )
 def test_numbers_that_are_not_finite_are_refused(base: Path, tmp_path: Path, factor: str, value: float) -> None:
-    """By name, and before the model is changed; 3e38 is finite, but its product is not."""
+    """Refusal by name before the model changes; 3e38 is finite, its product is not."""
     lm = hybridlm.load(base, **SETTINGS)
     clean = dict(lm.params)
     adapter = write(tmp_path / "adapter", damaged(base, factor, value), lora_alpha=1e3)
@@ -215,8 +215,8 @@ def test_command_line(base: Path, tmp_path: Path) -> None:
     adapter = write(tmp_path / "adapter", factors(base))
     options = ["--context", "256", "--chunk", "5", "--lanes", "3", "--dtype", "float32", "--max-tokens", "6", "abc"]
     outputs = {}
-    for name, more in {"plain": [], "adapted": ["--adapter", str(adapter)]}.items():
-        result = CliRunner().invoke(app, ["generate", "-m", str(base), *more, "--temperature", "0", *options])
+    for name, extra in {"plain": [], "adapted": ["--adapter", str(adapter)]}.items():
+        result = CliRunner().invoke(app, ["generate", "-m", str(base), *extra, "--temperature", "0", *options])
         assert result.exit_code == 0, result.output
         outputs[name] = result.stdout
     assert outputs["plain"] != outputs["adapted"]
@@ -280,27 +280,27 @@ def test_no_adapter_there(base: Path, tmp_path: Path) -> None:
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     with pytest.raises(CheckpointError, match="pickle"):
         hybridlm.load(base, adapter=adapter, **SETTINGS)
-    alone = write(tmp_path / "alone", factors(base))
+    path = write(tmp_path / "alone", factors(base))
     with pytest.raises(CheckpointError, match="base_model_name_or_path"):
-        hybridlm.load(alone, **SETTINGS)
+        hybridlm.load(path, **SETTINGS)
 
 
 @pytest.mark.slow
 def test_an_adapter_beside_the_weights_and_another_one(base: Path, tmp_path: Path) -> None:
-    both = tmp_path / "both"
-    shutil.copytree(base, both)
-    write(both, factors(base))
+    folder = tmp_path / "both"
+    shutil.copytree(base, folder)
+    write(folder, factors(base))
     other = write(tmp_path / "other", factors(base, seed=1))
     with pytest.raises(ValueError, match="merge_adapter"):
-        hybridlm.load(both, adapter=other, **SETTINGS)
-    assert not same(hybridlm.load(both, **SETTINGS), hybridlm.load(both, adapter=False, **SETTINGS))
-    # A saved copy has the adapter inside, and none beside it.
-    hybridlm.load(both, **SETTINGS).save(tmp_path / "saved")
-    assert same(hybridlm.load(tmp_path / "saved", **SETTINGS), hybridlm.load(both, **SETTINGS))
+        hybridlm.load(folder, adapter=other, **SETTINGS)
+    assert not same(hybridlm.load(folder, **SETTINGS), hybridlm.load(folder, adapter=False, **SETTINGS))
+    # A saved copy has the adapter inside, and none next to it.
+    hybridlm.load(folder, **SETTINGS).save(tmp_path / "saved")
+    assert same(hybridlm.load(tmp_path / "saved", **SETTINGS), hybridlm.load(folder, **SETTINGS))
 
 
-@pytest.mark.parametrize("given", ["head", "embedding", "low rank", "both"])
-def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, given: str) -> None:
+@pytest.mark.parametrize("text", ["head", "embedding", "low rank", "both"])
+def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, text: str) -> None:
     tied = tmp_path / "tied"
     shutil.copytree(base, tied)
     tensors = load_file(base / "model.safetensors")
@@ -310,17 +310,17 @@ def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, given:
     (tied / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
     table = tensors["model.embed_tokens.weight"] + 1
     replaced = {"base_model.model.lm_head.weight": table, "base_model.model.model.embed_tokens.weight": table}
-    if given != "both":
+    if text != "both":
         replaced = {
-            key: one
-            for key, one in replaced.items()
-            if {"head": "lm_head", "embedding": "embed"}.get(given, "?") in key
+            key: item
+            for key, item in replaced.items()
+            if {"head": "lm_head", "embedding": "embed"}.get(text, "?") in key
         }
-    if given == "low rank":
+    if text == "low rank":
         replaced["base_model.model.model.embed_tokens.lora_embedding_A"] = np.ones((2, table.shape[0]), np.float32)
         replaced["base_model.model.model.embed_tokens.lora_embedding_B"] = np.ones((table.shape[1], 2), np.float32)
     adapter = write(tmp_path / "adapter", factors(base) | replaced)
-    if given == "both":
+    if text == "both":
         np.testing.assert_array_equal(hybridlm.load(tied, adapter=adapter, **SETTINGS).params["embed_tokens"], table)
     else:
         with pytest.raises(CheckpointError, match="tie_word_embeddings"):
@@ -330,27 +330,27 @@ def test_tied_models_stay_tied_or_are_refused(base: Path, tmp_path: Path, given:
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_over_devices(name: str, tmp_path: Path) -> None:
-    """Each device merges its shard, of every matrix of every family: the saved model is that of one device."""
+    """Each device merges its shard; the saved model equals the model of one device."""
     original = write_random_checkpoint(name, tmp_path / "original", **FAMILIES[name])
-    there = {key: one for file in original.glob("*.safetensors") for key, one in load_file(file).items()}
-    matrices = [key.removesuffix(".weight") for key, one in there.items() if one.ndim == 2 and key.endswith(".weight")]
+    target = {key: item for file in original.glob("*.safetensors") for key, item in load_file(file).items()}
+    matrices = [key.removesuffix(".weight") for key, a in target.items() if a.ndim == 2 and key.endswith(".weight")]
     if "lm_head" not in matrices:  # tied: neither of the two may change alone
         matrices = [name for name in matrices if "embed" not in name]
     assert len(matrices) > 4
     rng, tensors = np.random.default_rng(0), {}
     for key in matrices:
-        out, into = there[f"{key}.weight"].shape
+        out, into = target[f"{key}.weight"].shape
         tensors[f"base_model.model.{key}.lora_A.weight"] = rng.normal(size=(2, into)).astype(np.float32)
         tensors[f"base_model.model.{key}.lora_B.weight"] = rng.normal(size=(out, 2)).astype(np.float32)
     adapter = write(tmp_path / "adapter", tensors)
     settings: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
-    alone = hybridlm.load(original, adapter=adapter, **settings)
+    single = hybridlm.load(original, adapter=adapter, **settings)
     untouched = hybridlm.load(original, **settings)
-    changed = [name for name, one in alone.params.items() if not np.array_equal(one, untouched.params[name])]
+    changed = [name for name, array in single.params.items() if not np.array_equal(array, untouched.params[name])]
     assert len(changed) > 4
-    together = hybridlm.load(original, adapter=adapter, mesh=hybridlm.mesh(2, 2, 2), **settings)
-    later = hybridlm.load(original, mesh=hybridlm.mesh(2, 2, 2), **settings)
-    later.merge_adapter(adapter)
-    for number, lm in enumerate((together, later)):
+    joint = hybridlm.load(original, adapter=adapter, mesh=hybridlm.mesh(2, 2, 2), **settings)
+    second = hybridlm.load(original, mesh=hybridlm.mesh(2, 2, 2), **settings)
+    second.merge_adapter(adapter)
+    for number, lm in enumerate((joint, second)):
         lm.save(tmp_path / str(number))
-        assert same(alone, hybridlm.load(tmp_path / str(number), **settings))
+        assert same(single, hybridlm.load(tmp_path / str(number), **settings))

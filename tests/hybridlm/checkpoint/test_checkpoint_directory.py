@@ -1,4 +1,4 @@
-"""Checkpoint directories: one file or shards, the index, config.json, and what is refused."""
+"""Checkpoint directories: one file or shards, the index, config.json, and refusals."""
 
 import json
 import math
@@ -107,11 +107,11 @@ def test_a_second_copy_of_a_tensor_is_reported_and_the_index_decides(tmp_path: P
     ],
 )
 def test_index_stays_inside_the_directory(tmp_path: Path, name: Any) -> None:
-    inside = tmp_path / "checkpoint"
-    inside.mkdir()
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
     save_file({"a": ONE}, tmp_path / "m.safetensors")
-    index(config(inside), {"a": name})
-    (fault,) = refused(inside).faults
+    index(config(folder), {"a": name})
+    (fault,) = refused(folder).faults
     assert "a: expected a safetensors file inside the directory" in fault
 
 
@@ -181,8 +181,8 @@ def test_no_config(tmp_path: Path) -> None:
 def test_config_floats(tmp_path: Path) -> None:
     text = '{"limit": [0.0, {"__float__": "Infinity"}], "low": {"__float__": "-Infinity"}, "n": {"__float__": "NaN"}}'
     save_file({"a": ONE}, config(tmp_path, text) / "model.safetensors")
-    found = open_directory(tmp_path).config
-    assert found["limit"] == [0.0, math.inf] and found["low"] == -math.inf and math.isnan(found["n"])
+    result = open_directory(tmp_path).config
+    assert result["limit"] == [0.0, math.inf] and result["low"] == -math.inf and math.isnan(result["n"])
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_fingerprint_names_weights_and_configuration(tmp_path: Path) -> None:
     assert base == fingerprint(tmp_path / "copy", {"b": large, "a": ONE}, '{"size":3,  "model_type": "x"}')
     small, last = ONE.copy(), large.copy()
     small[1, 1], last[-1] = 2, 0
-    others = [
+    rest = [
         fingerprint(tmp_path / "1", {"a": small, "b": large}),
         fingerprint(tmp_path / "2", {"a": ONE, "b": last}),
         fingerprint(tmp_path / "3", {"a": ONE, "b": large + 1}),
@@ -239,7 +239,7 @@ def test_a_fingerprint_names_weights_and_configuration(tmp_path: Path) -> None:
         fingerprint(tmp_path / "6", {"a": ONE.view(np.int32), "b": large}),
         fingerprint(tmp_path / "7", {"a": ONE, "b": large}, '{"model_type": "x", "size": 4}'),
     ]
-    assert len({base, *others}) == 8
+    assert len({base, *rest}) == 8
 
 
 def test_a_fingerprint_does_not_depend_on_how_tensors_are_put_into_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Parameters from checkpoints: every fault at once from headers, then values, dtypes and memory of their own."""
+"""Parameters from checkpoints: all faults at once from headers, then values, dtypes and memory."""
 
 import json
 from collections.abc import Mapping
@@ -168,7 +168,7 @@ def test_infinity_in_the_checkpoint_stays(tmp_path: Path) -> None:
 def test_arrays_share_nothing_with_the_file(tmp_path: Path, wanted: str) -> None:
     checkpoint = save(tmp_path, tensors())
     arrays = load(checkpoint, wanted).arrays
-    before = {path: np.array(array) for path, array in arrays.items()}
+    initial = {path: np.array(array) for path, array in arrays.items()}
     file = checkpoint.files["model.qkv"]
     assert isinstance(file, SafetensorsFile)
     mapped = np.frombuffer(file._map, np.uint8)
@@ -179,11 +179,11 @@ def test_arrays_share_nothing_with_the_file(tmp_path: Path, wanted: str) -> None
         handle.write(b"\xaa" * 200)
     assert (checkpoint.read("model.qkv").view(np.uint8) == 0xAA).any(), "the map must show the change"
     for name, array in arrays.items():
-        np.testing.assert_array_equal(np.asarray(array), before[name])
+        np.testing.assert_array_equal(np.asarray(array), initial[name])
 
 
 def test_aligned_data_is_copied_too(tmp_path: Path) -> None:
-    """XLA takes aligned memory over without a copy: a map of the file is not its own."""
+    """XLA takes over aligned memory without a copy, so a file mapping must be copied."""
     header = json.dumps({"s": {"dtype": "F32", "shape": [1024], "data_offsets": [0, 4096]}}).encode().ljust(120)
     path = tmp_path / "model.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4096))
@@ -203,13 +203,13 @@ def test_every_fault_at_once(tmp_path: Path) -> None:
     source["model.embed.weight"] = np.zeros((H, 5), np.float32)
     source["model.bias"] = np.zeros(7, np.float32)
     source["model.qkv"] = np.zeros((6, H), np.int32)
-    found = faults(save(tmp_path, source))
-    assert "mis-shaped model.embed.weight: expected (5, 2), found (2, 5)" in found
-    assert "missing model.norm.weight: expected shape (2,), found no tensor of that name" in found
-    assert f"missing {SPLIT[1][0]}: expected shape (4, 2), found no tensor of that name" in found
-    assert "unexpected model.bias: found F32 (7,), family toy reads no such tensor" in found
-    assert any(fault.startswith("unreadable model.qkv: dtype I32 is not read") for fault in found)
-    assert len(found) == 5
+    messages = faults(save(tmp_path, source))
+    assert "mis-shaped model.embed.weight: expected (5, 2), found (2, 5)" in messages
+    assert "missing model.norm.weight: expected shape (2,), found no tensor of that name" in messages
+    assert f"missing {SPLIT[1][0]}: expected shape (4, 2), found no tensor of that name" in messages
+    assert "unexpected model.bias: found F32 (7,), family toy reads no such tensor" in messages
+    assert any(fault.startswith("unreadable model.qkv: dtype I32 is not read") for fault in messages)
+    assert len(messages) == 5
 
 
 def test_missing_speaks_of_the_usual_layout_where_none_is_there(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_missing_speaks_of_the_usual_layout_where_none_is_there(tmp_path: Path) 
 
 
 def test_both_layouts_at_once_are_refused(tmp_path: Path) -> None:
-    found = faults(save(tmp_path, tensors() | tensors(split=True)))
-    assert len(found) == 2 * E and all("beside another layout" in fault for fault in found)
+    messages = faults(save(tmp_path, tensors() | tensors(split=True)))
+    assert len(messages) == 2 * E and all("beside another layout" in fault for fault in messages)
 
 
 def test_a_missing_tensor_that_only_the_index_forgot(tmp_path: Path) -> None:
@@ -235,8 +235,8 @@ def test_a_missing_tensor_that_only_the_index_forgot(tmp_path: Path) -> None:
 
 
 def test_two_names_for_one_tensor(tmp_path: Path) -> None:
-    found = faults(save(tmp_path, tensors() | {"model.language_model.qkv": np.zeros((6, H), np.float32)}))
-    assert len(found) == 1 and found[0].startswith("ambiguous model.qkv: found both")
+    messages = faults(save(tmp_path, tensors() | {"model.language_model.qkv": np.zeros((6, H), np.float32)}))
+    assert len(messages) == 1 and messages[0].startswith("ambiguous model.qkv: found both")
 
 
 @pytest.mark.parametrize(
@@ -248,13 +248,13 @@ def test_two_names_for_one_tensor(tmp_path: Path) -> None:
 )
 def test_unknown_quantisation_is_named_first(tmp_path: Path, config: dict[str, Any]) -> None:
     source = tensors() | {"model.qkv": np.zeros((6, H), np.int8), "model.qkv_scale": np.ones(1, np.float32)}
-    found = faults(save(tmp_path, source, **config))
-    assert "'quark'" in found[0] and "hybridlm quantise" in found[0]
+    messages = faults(save(tmp_path, source, **config))
+    assert "'quark'" in messages[0] and "hybridlm quantise" in messages[0]
 
 
 def test_skipped_tensors_are_reported_once(tmp_path: Path) -> None:
-    more = {f"mtp.layers.{i}.w": np.zeros(2, np.int8) for i in range(3)} | {"model.visual.x": np.zeros(1, np.float32)}
-    report = load(save(tmp_path, tensors() | more)).report
+    extra = {f"mtp.layers.{i}.w": np.zeros(2, np.int8) for i in range(3)} | {"model.visual.x": np.zeros(1, np.float32)}
+    report = load(save(tmp_path, tensors() | extra)).report
     assert report.skipped == {r"mtp\..*": 3, r"model\.visual\..*": 1}
     (line,) = report.lines()
     assert "4 tensors are not used" in line and r"3 of mtp\..*" in line and r"1 of model\.visual\..*" in line
@@ -286,5 +286,4 @@ def test_scalars(tmp_path: Path) -> None:
         "s", ("s",), lambda _: _config(), lambda _: [Weight(("s",), (), (WeightSource({"s": ()}),))], (), ()
     )
     checkpoint = save(tmp_path, {"s": np.array(2.5, np.float32)})
-    loaded = load_parameters(OpenModel(checkpoint, family, NO_CONFIG), "bfloat16")
-    assert loaded.arrays[("s",)] == 2.5
+    assert load_parameters(OpenModel(checkpoint, family, NO_CONFIG), "bfloat16").arrays[("s",)] == 2.5

@@ -1,4 +1,4 @@
-"""Fingerprints of checkpoints: every byte counts, nothing is read before it is needed, and files may change since."""
+"""Fingerprints of checkpoints: every byte counts, files are read lazily and may change later."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from hybridlm.checkpoint import (
 from hybridlm.files import atomic
 
 SIZE = 3 * fingerprint.BLOCK + 5
-"""Bytes of a tensor of several blocks, the last of which is not full."""
+"""Bytes of a tensor of several blocks, with a partial last block."""
 
 
 def write(directory: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
@@ -59,12 +59,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_block_of_a_tensor_counts(tmp_path: Path) -> None:
     folder = write(tmp_path / "m", {"a": np.zeros(SIZE, np.uint8), "b": np.zeros(7, np.uint8)})
-    path, seen = folder / "model.safetensors", [of(folder)]
+    path, calls = folder / "model.safetensors", [of(folder)]
     begin, _ = open_directory(folder).files["a"].place("a")  # type: ignore[attr-defined]
     for position in (0, 257, SIZE // 2, fingerprint.BLOCK - 1, fingerprint.BLOCK, SIZE - 1, SIZE):
         flip(path, begin + position)
-        seen.append(of(folder))
-    assert len(set(seen)) == len(seen)
+        calls.append(of(folder))
+    assert len(set(calls)) == len(calls)
 
 
 def test_a_byte_of_a_later_shard_counts(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_byte_of_a_later_shard_counts(tmp_path: Path) -> None:
 
 def test_a_scale_of_a_quantised_weight_and_its_second_description_count(tmp_path: Path) -> None:
     codes, scale = np.zeros((64, 96), np.uint8), np.ones((64, 96), np.float32)
-    seen = []
+    calls = []
     for change in ("none", "scale", "beside"):
         folder, moved = tmp_path / change, scale.copy()
         folder.mkdir()
@@ -93,38 +93,38 @@ def test_a_scale_of_a_quantised_weight_and_its_second_description_count(tmp_path
             (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
         tensors = {"a.weight": ("F8_E4M3", codes), "a.weight_scale": ("F32", moved)}
         write_tensors(folder / "model.safetensors", tensors)
-        seen.append(of(folder))
-    assert len(set(seen)) == 3
+        calls.append(of(folder))
+    assert len(set(calls)) == 3
 
 
 def test_a_byte_of_a_gguf_file_counts(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     path = write_gguf(tmp_path / "m.gguf", "lfm2")
-    before, checkpoint = of(path), open_checkpoint(path)
+    initial, checkpoint = of(path), open_checkpoint(path)
     name = "model.embed_tokens.weight"
     flip(path, checkpoint.info(name).begin + 700)  # type: ignore[union-attr]
-    assert of(path) != before
+    assert of(path) != initial
 
 
 @pytest.mark.usefixtures("settled")
 def test_nothing_is_read_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "m", {"a": np.zeros(9, np.uint8)})
     read: list[Path] = []
-    whole = checkpoint_fingerprint
-    monkeypatch.setattr(fingerprint, "checkpoint_fingerprint", lambda one: read.append(one.path) or whole(one))
-    one, two = (fingerprint_of(open_directory(folder), "float32") for _ in range(2))
-    assert one == two and one is not two and not read
-    assert str(one) == whole(open_directory(folder)) and one == str(one) and len(read) == 1
-    assert str(one) == str(two) and len(read) == 2
+    full = checkpoint_fingerprint
+    monkeypatch.setattr(fingerprint, "checkpoint_fingerprint", lambda item: read.append(item.path) or full(item))
+    first, second = (fingerprint_of(open_directory(folder), "float32") for _ in range(2))
+    assert first == second and first is not second and not read
+    assert str(first) == full(open_directory(folder)) and first == str(first) and len(read) == 1
+    assert str(first) == str(second) and len(read) == 2
 
 
 def test_files_of_this_moment_are_read_at_once(tmp_path: Path) -> None:
     """Two writes in one tick of the file system's clock leave the same times."""
     folder = write(tmp_path / "m", {"a": np.zeros(9, np.uint8)})
-    found = fingerprint_of(open_directory(folder), "float32")
+    fingerprint = fingerprint_of(open_directory(folder), "float32")
     expected = checkpoint_fingerprint(open_directory(folder))
     shutil.rmtree(folder)
-    assert str(found) == expected
+    assert str(fingerprint) == expected
 
 
 def edited(folder: Path) -> None:
@@ -152,17 +152,17 @@ CHANGES = [edited, replaced, shorter, deleted, configured]
 
 
 @pytest.mark.usefixtures("settled")
-@pytest.mark.parametrize("change", CHANGES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda function: function.__name__)
 def test_files_that_changed_since_they_were_opened(
     tmp_path: Path, change: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The content that was loaded is gone: its fingerprint equals no other, not that of the new content either."""
+    """The fingerprint of replaced content equals no other, not even the new content's."""
     folder = write(tmp_path / "m", {"a": np.zeros(9, np.uint8)})
-    before = checkpoint_fingerprint(open_directory(folder))
+    initial = checkpoint_fingerprint(open_directory(folder))
     old = fingerprint_of(open_directory(folder), "float32")
     change(folder)
     with caplog.at_level(logging.WARNING, "hybridlm"):
-        assert str(old) == str(old) != before
+        assert str(old) == str(old) != initial
     assert [record.getMessage().partition(" ")[0] for record in caplog.records] == [str(folder)]
     if change not in (shorter, deleted):
         new = fingerprint_of(open_directory(folder), "float32")
@@ -172,15 +172,15 @@ def test_files_that_changed_since_they_were_opened(
 @pytest.mark.usefixtures("settled")
 def test_a_file_that_changes_while_it_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path / "m", {"a": np.zeros(9, np.uint8)})
-    found, whole = fingerprint_of(open_directory(folder), "float32"), checkpoint_fingerprint
+    result, full = fingerprint_of(open_directory(folder), "float32"), checkpoint_fingerprint
 
     def slow(directory: Any) -> str:
-        text = whole(directory)
+        text = full(directory)
         edited(folder)
         return text
 
     monkeypatch.setattr(fingerprint, "checkpoint_fingerprint", slow)
-    assert str(found) != whole(open_directory(folder))
+    assert str(result) != full(open_directory(folder))
 
 
 @pytest.mark.usefixtures("settled")
@@ -196,23 +196,28 @@ def test_a_link_of_a_snapshot_that_points_elsewhere(tmp_path: Path) -> None:
     first = fingerprint_of(open_directory(folder), "float32")
     assert first == fingerprint_of(open_directory(folder), "float32")
     assert fingerprint_of(open_directory(tmp_path / "one"), "float32") == first  # by content: another path
-    again = fingerprint_of(open_directory(folder), "float32")
+    fingerprint = fingerprint_of(open_directory(folder), "float32")
     link.unlink()
     link.symlink_to(tmp_path / "two" / "model.safetensors")
-    assert again != fingerprint_of(open_directory(folder), "float32") and again != of(tmp_path / "two")
+    assert fingerprint != fingerprint_of(open_directory(folder), "float32") and fingerprint != of(tmp_path / "two")
 
 
 def test_forms_in_memory_are_told_apart(tmp_path: Path) -> None:
     """Packed weights and dequantised ones are rounded at other places."""
     checkpoint: Checkpoint = open_directory(write(tmp_path / "m", {"a": np.zeros(9, np.uint8)}))
     forms: list[tuple[str, ...]] = [(), ("a",), ("b",), ("a", "b")]
-    found = [fingerprint_of(checkpoint, "float32", packed=form) for form in forms]
-    assert len(set(found)) == 4 and found[3] == fingerprint_of(checkpoint, "float32", packed=("b", "a"))
+    results = [fingerprint_of(checkpoint, "float32", packed=form) for form in forms]
+    assert len(set(results)) == 4 and results[3] == fingerprint_of(checkpoint, "float32", packed=("b", "a"))
 
 
 def test_a_fingerprint_is_computed_once() -> None:
     calls: list[int] = []
-    one = Fingerprint(lambda: calls.append(1) or "text")
-    assert one == one and not calls
-    assert {one: 1}[one] == 1 and one == Fingerprint("text") and one != Fingerprint("other") and f"{one}" == "text"
-    assert len(calls) == 1 and one != "other"
+    fingerprint = Fingerprint(lambda: calls.append(1) or "text")
+    assert fingerprint == fingerprint and not calls
+    assert (
+        {fingerprint: 1}[fingerprint] == 1
+        and fingerprint == Fingerprint("text")
+        and fingerprint != Fingerprint("other")
+        and f"{fingerprint}" == "text"
+    )
+    assert len(calls) == 1 and fingerprint != "other"

@@ -1,4 +1,4 @@
-"""Location of a checkpoint: local directories, the Hub's cache without a connection, and errors that say what to do."""
+"""Location of a checkpoint: directories, the Hub's cache offline, and errors with remedies."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def refused(name: Any, **options: Any) -> str:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Calls of the Hub, none of which leaves the machine."""
+    """Fake calls of the Hub that stay on this machine."""
     calls: list[dict[str, Any]] = []
 
     def snapshot_download(hub_id: str, **options: Any) -> str:
@@ -50,9 +50,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_a_directory_is_taken_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[dict[str, Any]]
-) -> None:
+def test_a_directory_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: list[dict[str, Any]]):
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -129,8 +127,8 @@ def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, kind: type[Exception
         raise failure(kind)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    found = refused("org/name", revision="v9")
-    assert found.startswith("org/name: ") and message in found
+    result = refused("org/name", revision="v9")
+    assert result.startswith("org/name: ") and message in result
 
 
 OFFLINE = """
@@ -153,8 +151,8 @@ def test_offline(tmp_path: Path, root: Path) -> None:
         [sys.executable, "-c", OFFLINE], cwd=root, env=environment, capture_output=True, text=True, timeout=120
     )
     assert run.returncode == 0, run.stderr
-    found, *messages = run.stdout.splitlines()
-    assert Path(found).samefile(snapshot)
+    result, *messages = run.stdout.splitlines()
+    assert Path(result).samefile(snapshot)
     for message in messages:
         assert "nor complete in the Hub's cache" in message and "hf download org/" in message
     assert len(messages) == 2

@@ -1,4 +1,4 @@
-"""Memory for weights in huge pages: arrays are apart, taken over by XLA without a copy, and given back."""
+"""Memory for weights in huge pages: disjoint, taken over by XLA without a copy, released."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -19,20 +19,20 @@ linux = pytest.mark.skipif(
 
 def anonymous() -> int:
     """Bytes of this process's own memory."""
-    found = ANONYMOUS.search(Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+    match = ANONYMOUS.search(Path("/proc/self/status").read_text())
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 def test_arrays_are_aligned_and_apart() -> None:
-    """Sizes around an alignment, a page and a block, allocated by threads at once, each filled with its own number."""
+    """Threads allocate sizes around an alignment, a page and a block, with distinct numbers."""
     sizes = [0, 1, ALIGNMENT - 1, ALIGNMENT, 4097, PAGE - 1, PAGE + 1, BLOCK // 2, BLOCK + 3] * 2
     memory = HugePages()
 
     def filled(number: int) -> np.ndarray:
-        found = memory.empty(sizes[number])
-        found[:] = number
-        return found
+        array = memory.empty(sizes[number])
+        array[:] = number
+        return array
 
     with ThreadPoolExecutor(4) as threads:
         arrays = list(threads.map(filled, range(len(sizes))))
@@ -47,21 +47,21 @@ def test_an_array_outlives_those_beside_it() -> None:
     for number, array in enumerate(arrays):
         array[:] = number + 1
     # XLA keeps a view, of another dtype and shape.
-    kept = jax.device_put(arrays[2].view(np.float32).reshape(3, -1))
-    assert kept.unsafe_buffer_pointer() == arrays[2].ctypes.data, "XLA copied it"
+    saved = jax.device_put(arrays[2].view(np.float32).reshape(3, -1))
+    assert saved.unsafe_buffer_pointer() == arrays[2].ctypes.data, "XLA copied it"
     del arrays, array
-    assert (np.asarray(kept).view(np.uint8) == 3).all()
+    assert (np.asarray(saved).view(np.uint8) == 3).all()
 
 
 @linux
 def test_memory_is_given_back_while_the_block_is_in_use() -> None:
     memory, size = HugePages(), BLOCK // 4
-    kept, dropped = memory.empty(size + 100), memory.empty(2 * size)
-    kept[:], dropped[:] = 1, 2
-    before = anonymous()
+    saved, dropped = memory.empty(size + 100), memory.empty(2 * size)
+    saved[:], dropped[:] = 1, 2
+    initial = anonymous()
     del dropped
-    assert before - anonymous() > 2 * size - 2 * PAGE
-    assert (kept == 1).all()
+    assert initial - anonymous() > 2 * size - 2 * PAGE
+    assert (saved == 1).all()
 
 
 @linux

@@ -1,4 +1,4 @@
-"""A checkpoint of a class that is not implemented is refused by everything that takes a checkpoint."""
+"""Every command refuses a checkpoint of a class that is not implemented."""
 
 import json
 import shutil
@@ -61,17 +61,17 @@ USES: dict[str, Callable[[Path], Any]] = {
 def test_directory(encoder: Path, use: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         USES[use](encoder)
-    said = " ".join(str(caught.value).split())
-    assert NAME in said and "lfm2" in said
+    message = " ".join(str(caught.value).split())
+    assert NAME in message and "lfm2" in message
     assert {path.name for path in encoder.iterdir()} == {path.name for path in (GOLDEN / "lfm2_base").iterdir()}
 
 
 def test_update(encoder: Path) -> None:
     lm = hybridlm.load(GOLDEN / "lfm2_base", **SETTINGS)
-    before = lm.fingerprint
+    fingerprint = lm.fingerprint
     with pytest.raises(UnsupportedModel, match=NAME):
         lm.update(encoder)
-    assert lm.fingerprint == before
+    assert lm.fingerprint == fingerprint
 
 
 def test_saved_model(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Our reader of safetensors files: what it reads equals the library's, what it refuses it names."""
+"""Our safetensors reader agrees with the library and names every refusal."""
 
 import json
 import math
@@ -21,7 +21,7 @@ A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
-    """A file with this header, which need not be valid."""
+    """Write a file with this header, valid or not."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
     return path
@@ -161,8 +161,8 @@ def test_headers(tmp_path: Path, header: Any, size: int, message: str) -> None:
 
 def test_every_fault_at_once(tmp_path: Path) -> None:
     header = {"a": A | {"dtype": "X"}, "b": A | {"shape": [1]}, "c": 0, "__metadata__": 3}
-    found = faults(write(tmp_path / FILE, header, bytes(24)))
-    assert [fault.split(":")[0] for fault in found] == ["__metadata__", "a", "b", "c"]
+    messages = faults(write(tmp_path / FILE, header, bytes(24)))
+    assert [fault.split(":")[0] for fault in messages] == ["__metadata__", "a", "b", "c"]
 
 
 def test_empty_tensors_and_no_tensors(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ json_values = st.recursive(
 @fuzz
 @given(st.data())
 def test_changed_headers(tmp_path: Path, data: st.DataObject) -> None:
-    """Every file that is opened here is also opened by the library, with the same content."""
+    """Every file that opens here opens in the library with the same content."""
     sizes = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

@@ -1,4 +1,4 @@
-"""`lm.save`: what is opened again gives the same bits, what is not whole is refused, a crash leaves nothing."""
+"""`lm.save`: reopened models give the same bits, partial models are refused, crashes leave nothing."""
 
 import json
 import os
@@ -54,8 +54,8 @@ def test_the_same_bits(text_lm: hybridlm.LM, saved: Path):
     # The steps are the same, and take the parameters as arguments.
     lm.engine.runner.programs = text_lm.engine.programs
     texts = ["Ada has the kite.", "B", "Ben has"]
-    for ours, theirs in zip(lm.score(texts), text_lm.score(texts), strict=True):
-        assert np.array_equal(ours.logprobs, theirs.logprobs, equal_nan=True)
+    for score, reference in zip(lm.score(texts), text_lm.score(texts), strict=True):
+        assert np.array_equal(score.logprobs, reference.logprobs, equal_nan=True)
     settings: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "seed": 3, "logprobs": 0}
     assert lm.generate(texts, **settings) == text_lm.generate(texts, **settings)
     message = [{"role": "user", "content": "Who?"}]
@@ -64,8 +64,8 @@ def test_the_same_bits(text_lm: hybridlm.LM, saved: Path):
 
 def test_saved_again(saved: Path, tmp_path: Path):
     hybridlm.load(saved, **SETTINGS).save(tmp_path / "again")
-    one, two = ((path / format.INDEX).read_bytes() for path in (saved, tmp_path / "again"))
-    assert one == two
+    first, second = ((path / format.INDEX).read_bytes() for path in (saved, tmp_path / "again"))
+    assert first == second
 
 
 def test_orbax_reads_it_itself(text_lm: hybridlm.LM, saved: Path):
@@ -74,16 +74,16 @@ def test_orbax_reads_it_itself(text_lm: hybridlm.LM, saved: Path):
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
         names = checkpointer.metadata(saved / format.WEIGHTS).item_metadata.tree
         host = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-        found = checkpointer.restore(saved / format.WEIGHTS, args=ocp.args.PyTreeRestore(restore_args=host))
+        state = checkpointer.restore(saved / format.WEIGHTS, args=ocp.args.PyTreeRestore(restore_args=host))
     name = "layers.0.branches.0.inner.in_proj_qkv"
-    parts = [found[f"{name}.{i}"] for i in range(3)]
+    parts = [state[f"{name}.{i}"] for i in range(3)]
     assert np.array_equal(np.concatenate(parts), text_lm.params[name]) and parts[0].shape != parts[2].shape
-    assert np.array_equal(found["embed_tokens"], text_lm.params["embed_tokens"])
+    assert np.array_equal(state["embed_tokens"], text_lm.params["embed_tokens"])
 
 
 def test_arrays_and_json_only(saved: Path):
     index = json.loads((saved / format.INDEX).read_text())
-    tiles = {tile["file"] for one in index["parameters"].values() for tile in one["tiles"]}
+    tiles = {tile["file"] for row in index["parameters"].values() for tile in row["tiles"]}
     for path in saved.rglob("*"):
         name = path.relative_to(saved).as_posix()
         if path.is_dir() or name in tiles or path.suffix == ".txt":
@@ -136,18 +136,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "other format": (edit(lambda i: i.update(format=2)), r"expected format 1, found 2 \(written by hybridlm '"),
     "no parameters": (edit(lambda i: i.pop("parameters")), "is not what LM.save writes: KeyError: 'parameters'"),
-    "other family": (
-        edit(lambda i: i.update(family="mamba2")),
-        "expected the family qwen3_5.*one saved of mamba2",
-    ),
+    "other family": (edit(lambda i: i.update(family="mamba2")), "expected the family qwen3_5.*one saved of mamba2"),
     "one parameter less": (
         edit(lambda i: i["parameters"].pop("embed_tokens")),
         r"missing embed_tokens: expected shape \(",
     ),
-    "one more": (
-        edit(lambda i: i["parameters"].update(x=i["parameters"]["embed_tokens"])),
-        "unexpected x",
-    ),
+    "one more": (edit(lambda i: i["parameters"].update(x=i["parameters"]["embed_tokens"])), "unexpected x"),
     "another shape": (
         edit(lambda i: (i["parameters"]["embed_tokens"].update(shape=[32, 97]), tile_of(i).update(shape=[32, 97]))),
         r"mis-shaped embed_tokens: expected \(97, 32\), found \(32, 97\)",
@@ -205,11 +199,11 @@ def test_a_model_of_each_process_is_not_saved(text_lm: hybridlm.LM, tmp_path: Pa
 
 
 class Killed(BaseException):
-    """A kill, after which no cleanup runs."""
+    """A kill without cleanup."""
 
 
 def test_a_kill_leaves_no_model(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Until everything is on the disk there is nothing of this name; what is there is not taken for a model."""
+    """Before all bytes are on disk no folder has the model's name."""
 
     def killed(path: Path) -> None:
         raise Killed
@@ -236,26 +230,26 @@ def test_of_a_checkpoint_that_has_changed(text_lm: hybridlm.LM, tmp_path: Path):
 
 
 def test_in_another_dtype(tmp_path: Path):
-    """Narrow numbers are what they were, in a wider dtype too; a label says that the original had others."""
+    """A wider dtype keeps narrow numbers exactly; a label names the original dtype."""
     lm = hybridlm.load(GOLDEN / "sparse_base", dtype="bfloat16", **SMALL)
     lm.save(tmp_path / "narrow")
     assert same(narrow := hybridlm.load(tmp_path / "narrow", **SMALL), lm) and narrow.fingerprint == lm.fingerprint
     wide = hybridlm.load(tmp_path / "narrow", dtype="float32", **SMALL)
     assert wide.fingerprint != lm.fingerprint
     assert all(
-        np.array_equal(np.asarray(one, np.float32), other) and other.dtype == np.float32
-        for one, other in zip(lm.params.values(), wide.params.values(), strict=True)
+        np.array_equal(np.asarray(item, np.float32), other) and other.dtype == np.float32
+        for item, other in zip(lm.params.values(), wide.params.values(), strict=True)
     )
 
 
 def test_with_a_head(saved: Path, tmp_path: Path):
     """Saved with it, loaded with or without; saved without, refused where it is asked for."""
-    whole = hybridlm.load(WITH_HEAD, speculate="mtp", **SMALL)
-    whole.save(tmp_path / "whole")
-    assert same(hybridlm.load(tmp_path / "whole", speculate="mtp", **SMALL), whole)
+    lm = hybridlm.load(WITH_HEAD, speculate="mtp", **SMALL)
+    lm.save(tmp_path / "whole")
+    assert same(hybridlm.load(tmp_path / "whole", speculate="mtp", **SMALL), lm)
     bare = hybridlm.load(tmp_path / "whole", **SMALL)
-    assert {name for name in whole.params if not name.startswith("mtp.")} == set(bare.params) < set(whole.params)
-    assert all(np.array_equal(array, whole.params[name]) for name, array in bare.params.items())
+    assert {name for name in lm.params if not name.startswith("mtp.")} == set(bare.params) < set(lm.params)
+    assert all(np.array_equal(array, lm.params[name]) for name, array in bare.params.items())
     with pytest.raises(CheckpointError, match="speculate='mtp' needs the multi-token-prediction head"):
         hybridlm.load(saved, speculate="mtp", **SETTINGS)
 

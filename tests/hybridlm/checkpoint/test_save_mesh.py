@@ -1,4 +1,4 @@
-"""`lm.save` under one mesh and `load` under another: the same bits on every device, for every family and mesh."""
+"""Models saved under one mesh load under another with the same bits, for every family."""
 
 import json
 import os
@@ -27,12 +27,12 @@ def load(directory: Path, sizes: Sizes | None) -> hybridlm.LM:
     return hybridlm.load(directory, mesh=None if sizes is None else hybridlm.mesh(*sizes), **SMALL)
 
 
-def same(found: hybridlm.LM, expected: hybridlm.LM) -> bool:
+def same(lm: hybridlm.LM, expected: hybridlm.LM) -> bool:
     """Whether every device has the same bits of every parameter."""
-    assert list(found.params) == list(expected.params)
-    for one, other in zip(found.params.values(), expected.params.values(), strict=True):
-        assert (one.shape, one.dtype, one.sharding) == (other.shape, other.dtype, other.sharding)
-        for a, b in zip(one.addressable_shards, other.addressable_shards, strict=True):
+    assert list(lm.params) == list(expected.params)
+    for array, other in zip(lm.params.values(), expected.params.values(), strict=True):
+        assert (array.shape, array.dtype, array.sharding) == (other.shape, other.dtype, other.sharding)
+        for a, b in zip(array.addressable_shards, other.addressable_shards, strict=True):
             if a.device != b.device or np.asarray(a.data).tobytes() != np.asarray(b.data).tobytes():
                 return False
     return True
@@ -43,25 +43,25 @@ def checkpoint(name: str, directory: Path) -> Path:
 
 
 def chain(name: str, folder: Path, meshes: list[Sizes | None]) -> None:
-    """Save under each mesh what was restored under it from what the one before has saved."""
+    """Save under each mesh the model that was restored from the previous mesh."""
     original = checkpoint(name, folder)
     directory = original
     for number, sizes in enumerate(meshes):
-        found = load(directory, sizes)
-        assert same(found, load(original, sizes)), (name, sizes)
+        lm = load(directory, sizes)
+        assert same(lm, load(original, sizes)), (name, sizes)
         directory = folder / str(number)
-        found.save(directory)
+        lm.save(directory)
     assert same(load(directory, None), load(original, None))
 
 
 @pytest.mark.slow
 def test_from_mesh_to_mesh(tmp_path: Path):
-    """Heads in several parts, experts, and copies of key heads, of which there are fewer than devices."""
+    """Heads in several parts, experts, and key heads repeated over devices."""
     original, saved = checkpoint("sparse_base", tmp_path), tmp_path / "saved"
     load(original, (1, 4, 1)).save(saved)
     assert same(load(saved, (2, 2, 2)), load(original, (2, 2, 2)))
     index = json.loads((saved / format.INDEX).read_text())
-    tiles = {name: [tile["at"] for tile in one["tiles"]] for name, one in index["parameters"].items()}
+    tiles = {name: [tile["at"] for tile in row["tiles"]] for name, row in index["parameters"].items()}
     assert max(map(len, tiles.values())) >= 12  # three parts of four devices
 
 
@@ -74,7 +74,7 @@ def test_every_family_and_mesh(name: str, tmp_path: Path):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sparse_base", "bamba_one_group"])
 def test_every_mesh_and_every_other(name: str, tmp_path: Path):
-    """Models saved on each mesh are restored on all others: heads, groups that are repeated, experts."""
+    """Models saved on each mesh load on all others: heads, repeated groups, experts."""
     original = checkpoint(name, tmp_path)
     meshes: list[Sizes | None] = [None, *MESHES]
     expected = {sizes: load(original, sizes) for sizes in meshes}
@@ -85,18 +85,18 @@ def test_every_mesh_and_every_other(name: str, tmp_path: Path):
 
 
 def test_one_unit_on_several_devices():
-    """Eight devices: one part of eight units, one of two that four neighbours have each, one that all have."""
+    """Eight devices: eight separate units, two units shared by four neighbours, one shared by all."""
     parts = (Segment(16, 8), Segment(4, 2, replicable=True), Segment(3, 1, replicable=True))
     cut = ShardedDim(1, "model", parts)
-    whole = np.arange(2 * 23, dtype=np.float32).reshape(2, 23)
+    full = np.arange(2 * 23, dtype=np.float32).reshape(2, 23)
     mesh = hybridlm.mesh(model=8)
-    local = [np.concatenate([whole[:, one] for one in cut.slices(i, 8)], axis=1) for i in range(8)]
+    local = [np.concatenate([full[:, item] for item in cut.slices(i, 8)], axis=1) for i in range(8)]
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "model"))
     array = jax.device_put(np.concatenate(local, axis=1), sharding)
     shape, pieces = saved_pieces(array, (cut,))
-    assert shape == (2, 23) and [piece.start for piece in pieces] == [(0, 0), (0, 16), (0, 20)]
-    assert np.array_equal(np.concatenate([np.asarray(piece.array) for piece in pieces], axis=1), whole)
-    assert [len({str(one.index) for one in piece.array.addressable_shards}) for piece in pieces] == [8, 2, 1]  # type: ignore[union-attr]  # arrays
+    assert shape == (2, 23) and [start for start, _ in pieces] == [(0, 0), (0, 16), (0, 20)]
+    assert np.array_equal(np.concatenate([np.asarray(piece) for _, piece in pieces], axis=1), full)
+    assert [len({str(s.index) for s in piece.addressable_shards}) for _, piece in pieces] == [8, 2, 1]  # type: ignore[union-attr]  # arrays
 
 
 @pytest.mark.long
@@ -119,7 +119,7 @@ def test_several_processes(tmp_path: Path):
         )
         for number in range(2)
     ]
-    said = [process.communicate(timeout=120)[0].decode() for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
+    messages = [process.communicate(timeout=120)[0].decode() for process in running]
+    assert [process.returncode for process in running] == [0, 0], messages
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "saved"]
-    assert all("different parts here" in one for one in said), said
+    assert all("different parts here" in item for item in messages), messages

@@ -1,4 +1,4 @@
-"""Saved models whose weights are quantised: the same bits, packed again or as plain numbers."""
+"""Saved models with quantised weights: the same bits, packed again or as plain numbers."""
 
 import json
 from collections.abc import Callable
@@ -30,9 +30,9 @@ MODELS = [
 def saved(tmp_path: Path, golden: str | Path, scheme: str, group: int | None) -> hybridlm.LM:
     """Load and save a quantised copy; its headers are checked once."""
     quantise_checkpoint(GOLDEN / golden, tmp_path / "quantised", scheme=scheme, group_size=group)
-    with mock.patch.object(weights, "check", wraps=weights.check) as again:
+    with mock.patch.object(weights, "check", wraps=weights.check) as repeat:
         lm = hybridlm.load(tmp_path / "quantised", **SETTINGS)
-    again.assert_called_once()
+    repeat.assert_called_once()
     lm.save(tmp_path / "saved")
     return lm
 
@@ -41,37 +41,39 @@ def saved(tmp_path: Path, golden: str | Path, scheme: str, group: int | None) ->
 @pytest.mark.parametrize(("golden", "scheme", "group"), MODELS)
 def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | None) -> None:
     lm = saved(tmp_path, golden, scheme, group)
-    again = hybridlm.load(tmp_path / "saved", **SETTINGS)
-    packed = [name for name, one in lm.params.items() if isinstance(one, QuantisedWeight)]
-    assert packed and again.fingerprint == lm.fingerprint and list(again.params) == list(lm.params)
-    assert jax.tree.structure(dict(again.params)) == jax.tree.structure(dict(lm.params))
-    for one, other in zip(jax.tree.leaves(dict(lm.params)), jax.tree.leaves(dict(again.params)), strict=True):
-        assert one.dtype == other.dtype and np.asarray(one).tobytes() == np.asarray(other).tobytes()
-    again.save(tmp_path / "twice")
+    repeat = hybridlm.load(tmp_path / "saved", **SETTINGS)
+    packed = [name for name, param in lm.params.items() if isinstance(param, QuantisedWeight)]
+    assert packed and repeat.fingerprint == lm.fingerprint and list(repeat.params) == list(lm.params)
+    assert jax.tree.structure(dict(repeat.params)) == jax.tree.structure(dict(lm.params))
+    for array, other in zip(jax.tree.leaves(dict(lm.params)), jax.tree.leaves(dict(repeat.params)), strict=True):
+        assert array.dtype == other.dtype and np.asarray(array).tobytes() == np.asarray(other).tobytes()
+    repeat.save(tmp_path / "twice")
     indices = [json.loads((tmp_path / folder / format.INDEX).read_text()) for folder in ("saved", "twice")]
     assert indices[0]["packed"] == indices[1]["packed"] and set(indices[0]["packed"]) == set(packed)
-    # As plain numbers they are those of the packed form.
+    # As plain numbers they equal the packed form.
     plain = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **SETTINGS)
-    for name, one in lm.params.items():
-        expected = one.numbers() if isinstance(one, QuantisedWeight) else one
+    for name, array in lm.params.items():
+        expected = array.numbers() if isinstance(array, QuantisedWeight) else array
         np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)
 
 
 @pytest.mark.slow
 def test_on_a_mesh(tmp_path: Path) -> None:
-    """Arrays of one device and of a mesh are read on the other; `test_packed_mesh` compares their numbers."""
+    """Arrays of one device load on a mesh and back; `test_packed_mesh` compares numbers."""
     write_random_checkpoint("sparse_base", tmp_path / "model")
     lm = saved(tmp_path, tmp_path / "model", "int8", None)
     mesh = hybridlm.mesh(model=2, expert=2)
-    one = hybridlm.load(tmp_path / "saved", mesh=mesh, **SETTINGS)
+    item = hybridlm.load(tmp_path / "saved", mesh=mesh, **SETTINGS)
     other = hybridlm.load(tmp_path / "quantised", mesh=mesh, **SETTINGS)
-    assert any(isinstance(each, QuantisedWeight) for each in one.params.values()) and lm.fingerprint == one.fingerprint
-    for a, b in zip(jax.tree.leaves(dict(one.params)), jax.tree.leaves(dict(other.params)), strict=True):
+    assert (
+        any(isinstance(each, QuantisedWeight) for each in item.params.values()) and lm.fingerprint == item.fingerprint
+    )
+    for a, b in zip(jax.tree.leaves(dict(item.params)), jax.tree.leaves(dict(other.params)), strict=True):
         assert a.sharding == b.sharding
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-    one.save(tmp_path / "twice")
-    again = hybridlm.load(tmp_path / "twice", mesh=mesh, **SETTINGS)
-    for a, b in zip(jax.tree.leaves(dict(one.params)), jax.tree.leaves(dict(again.params)), strict=True):
+    item.save(tmp_path / "twice")
+    repeat = hybridlm.load(tmp_path / "twice", mesh=mesh, **SETTINGS)
+    for a, b in zip(jax.tree.leaves(dict(item.params)), jax.tree.leaves(dict(repeat.params)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
@@ -100,9 +102,9 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 def test_damage_is_named(tmp_path: Path) -> None:
     saved(tmp_path, "dense_interval", "int8", None)
     intact = (tmp_path / "saved" / format.INDEX).read_bytes()
-    for case, (damage, said) in DAMAGES.items():
+    for case, (damage, message) in DAMAGES.items():
         (tmp_path / "saved" / format.INDEX).write_bytes(intact)
         edited(tmp_path / "saved", damage)
         with pytest.raises(CheckpointError) as caught:
             hybridlm.load(tmp_path / "saved", **SETTINGS)
-        assert said in str(caught.value), case
+        assert message in str(caught.value), case

@@ -1,4 +1,4 @@
-"""Parameters over a mesh: every device has its piece of every part, made once, and read from where it lies."""
+"""Parameters over a mesh: every device has its pieces, made once and read in place."""
 
 import jax
 import numpy as np
@@ -36,25 +36,25 @@ def test_each_device_has_its_part(case: str) -> None:
     shape, cuts, spec = CASES[case]
     spec = P("expert", None, "model") if spec is None else spec
     shards = Shards(shape, cuts, NamedSharding(MESH, spec))
-    whole = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
-    made: list[np.ndarray] = []
+    full = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+    results: list[np.ndarray] = []
 
     def host(windows, shape: tuple[int, ...]) -> np.ndarray:
-        made.append(np.full(shape, -1, np.float32))
+        results.append(np.full(shape, -1, np.float32))
         for source, target in windows:
-            made[-1][(*target, ...)] = whole[(*source, ...)]
-        return made[-1]
+            results[-1][(*target, ...)] = full[(*source, ...)]
+        return results[-1]
 
     array = shards.build(host)
-    np.testing.assert_array_equal(array, spread(whole, cuts, Devices(2, 2)))
+    np.testing.assert_array_equal(array, spread(full, cuts, Devices(2, 2)))
     assert array.shape == shards.global_shape and array.sharding == shards.sharding
-    assert {one.data.shape for one in array.addressable_shards} == {shards.local_shape}
-    assert len(made) == shards.distinct, "a part was made twice"
-    assert shards.local_bytes(np.dtype(np.float32)) == made[0].nbytes
+    assert {shard.data.shape for shard in array.addressable_shards} == {shards.local_shape}
+    assert len(results) == shards.distinct, "a part was made twice"
+    assert shards.local_bytes(np.dtype(np.float32)) == results[0].nbytes
 
 
 def test_without_a_mesh_all_is_whole() -> None:
-    whole = np.arange(6, dtype=np.float32).reshape(2, 3)
-    array = Shards((2, 3)).build(lambda windows, shape: np.concatenate([whole[source] for source, _ in windows]))
-    np.testing.assert_array_equal(array, whole)
+    full = np.arange(6, dtype=np.float32).reshape(2, 3)
+    array = Shards((2, 3)).build(lambda windows, shape: np.concatenate([full[source] for source, _ in windows]))
+    np.testing.assert_array_equal(array, full)
     assert isinstance(array.sharding, jax.sharding.SingleDeviceSharding)

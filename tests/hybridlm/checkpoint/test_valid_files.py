@@ -1,4 +1,4 @@
-"""Files that say something twice, say too much, or say it under other names: taken where nothing is in doubt."""
+"""Files with repeated, superfluous or renamed entries load if nothing is ambiguous."""
 
 import json
 import re
@@ -41,9 +41,9 @@ def load(directory: Path) -> LoadedWeights:
     return load_parameters(OpenModel(checkpoint, family, family.read_config(checkpoint.config)), "float32")
 
 
-def equal(one: LoadedWeights, two: LoadedWeights) -> bool:
-    return one.arrays.keys() == two.arrays.keys() and all(
-        np.array_equal(array, two.arrays[path]) for path, array in one.arrays.items()
+def equal(first: LoadedWeights, second: LoadedWeights) -> bool:
+    return first.arrays.keys() == second.arrays.keys() and all(
+        np.array_equal(array, second.arrays[path]) for path, array in first.arrays.items()
     )
 
 
@@ -79,7 +79,7 @@ def test_another_head_of_a_tied_model(base: Path, tmp_path: Path, wrong: str) ->
 
 @pytest.mark.parametrize("name", ["mtp.fc.weight", "model.visual.patch_embed.proj.weight", "model.norm.weight"])
 def test_index_entries_without_a_tensor(base: Path, tmp_path: Path, name: str) -> None:
-    """Entries of tensors that are never read are noted; those of a tensor that is needed are faults."""
+    """Entries of unused tensors are noted; entries of needed tensors are faults."""
     tensors = tensors_of(base)
     tensors.pop(name, None)
     write(tmp_path, base, tensors)
@@ -113,7 +113,7 @@ def test_peft_wrapper_is_named(base: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["lfm2_base", "nemotron_latent", "mamba2_base"])
 def test_names_of_the_model_below_the_head(family: str, tmp_path: Path) -> None:
-    """Names of `AutoModel` as transformers writes them: without their first part; a head is missing by name."""
+    """`AutoModel` names lack the first part; a missing head is named."""
     golden = GOLDEN / family
     stripped = {name.partition(".")[2]: array for name, array in tensors_of(golden).items() if name != HEAD}
     head = {name: array for name, array in tensors_of(golden).items() if name == HEAD}
@@ -135,7 +135,7 @@ def test_nemotron_under_the_names_of_transformers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("described", [None, {}, {"quant_method": "fp8", "weight_block_size": [128, 128]}])
 def test_codes_without_scales_are_never_weights(base: Path, tmp_path: Path, described: Any) -> None:
     tensors = tensors_of(base)
-    name = next(one for one in tensors if one.endswith("gate_proj.weight"))
+    name = next(tensor for tensor in tensors if tensor.endswith("gate_proj.weight"))
     tensors[name] = tensors[name].astype(ml_dtypes.float8_e4m3fn)
     config = {} if described is None else {"quantization_config": described}
     write(tmp_path, base, tensors, **config)

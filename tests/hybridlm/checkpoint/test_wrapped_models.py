@@ -1,4 +1,4 @@
-"""Models with images or audio: the text model is loaded, other parts are reported, placeholders are refused."""
+"""Multimodal models: the text model loads, other parts are reported, placeholders are refused."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same text model inside a MiniCPM-V 4.6."""
     folder = tmp_path_factory.mktemp("whole")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -51,27 +51,27 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lms(text: Path, whole: Path) -> tuple[LM, LM, list[str]]:
+def lms(text: Path, path: Path) -> tuple[LM, LM, list[str]]:
     """The text model alone, inside the other one, and the warnings of the second load."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    alone = hybridlm.load(text, **SETTINGS)
+    lm = hybridlm.load(text, **SETTINGS)
     logging.getLogger("hybridlm").addHandler(handler)
     try:
-        inside = hybridlm.load(whole, **SETTINGS)
+        inner = hybridlm.load(path, **SETTINGS)
     finally:
         logging.getLogger("hybridlm").removeHandler(handler)
-    return alone, inside, lines
+    return lm, inner, lines
 
 
 @pytest.mark.slow
 def test_the_text_model_computes_the_same(lms: tuple[LM, LM, list[str]]) -> None:
-    alone, inside, _ = lms
+    lm, inner, _ = lms
     params = SamplingParams(temperature=0.0, max_tokens=8)
     prompts = [[9, 20, 11], list(range(30, 50))]
-    one, two = alone.generate(prompts, params), inside.generate(prompts, params)
-    assert [completion.token_ids for completion in one] == [completion.token_ids for completion in two]
+    first, second = lm.generate(prompts, params), inner.generate(prompts, params)
+    assert [completion.token_ids for completion in first] == [completion.token_ids for completion in second]
 
 
 def test_other_parts_are_reported_once(lms: tuple[LM, LM, list[str]]) -> None:
@@ -98,10 +98,10 @@ def test_placeholders_are_refused(use: str, lms: tuple[LM, LM, list[str]]) -> No
 
 
 def test_a_placeholder_in_a_text_is_named(lms: tuple[LM, LM, list[str]]) -> None:
-    alone, inside, _ = lms
-    assert inside.tokenizer is not None
-    character = inside.tokenizer.decode([PLACEHOLDER])
+    lm, inner, _ = lms
+    assert inner.tokenizer is not None
+    character = inner.tokenizer.decode([PLACEHOLDER])
     with pytest.raises(ValueError, match="stands for an image") as caught:
-        inside.generate([f"ab{character}"], SamplingParams(max_tokens=1))
+        inner.generate([f"ab{character}"], SamplingParams(max_tokens=1))
     assert repr(character) in str(caught.value) and "index 2" in str(caught.value)
-    alone.generate([f"ab{character}"], SamplingParams(max_tokens=1))
+    lm.generate([f"ab{character}"], SamplingParams(max_tokens=1))

@@ -1,4 +1,4 @@
-"""`hybridlm cache`: what it lists and deletes, and that a folder of others is refused."""
+"""`hybridlm cache`: listing, deletion, and refusal of foreign folders."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def run(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def steps(tmp_path: Path) -> Path:
-    """Three files of 1000 bytes, none of them an entry; "c" was used last."""
+    """Three files of 1000 bytes, no entry among them; "c" was used last."""
     folder = tmp_path / "steps"
     folder.mkdir(mode=0o700)
     for number, name in enumerate(NAMES):
@@ -38,8 +38,8 @@ def test_files_are_listed_and_the_oldest_deleted(steps: Path, tmp_path: Path) ->
 
 def test_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
     for command in ("list", "clear"):
-        found = run(command, "--folder", tmp_path / "none")
-        assert found.exit_code == 0 and "0 steps" in found.output
+        result = run(command, "--folder", tmp_path / "none")
+        assert result.exit_code == 0 and "0 steps" in result.output
     assert not (tmp_path / "none").exists()
 
 
@@ -47,6 +47,6 @@ def test_wrong_sizes_and_folders_of_others_are_refused(steps: Path, tmp_path: Pa
     assert run("clear", "--folder", tmp_path, "--max-size", "much").exit_code == 1
     steps.chmod(0o777)
     for command in ("list", "clear"):
-        found = run(command, "--folder", tmp_path)
-        assert found.exit_code == 1 and "may be written by others" in found.output
+        result = run(command, "--folder", tmp_path)
+        assert result.exit_code == 1 and "may be written by others" in result.output
     assert len(list(steps.iterdir())) == 3

@@ -42,16 +42,16 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_decide(lm: hybridlm.LM, tmp_path: Path) -> None:
-    given = [{"id": i, "state": text, "questions": QUESTIONS} for i, text in enumerate(TEXTS)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))
+    rows = [{"id": i, "state": text, "questions": QUESTIONS} for i, text in enumerate(TEXTS)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
     result = run("decide", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert result.exit_code == 0 and result.stdout == "", result.output
     assert "4 requests of" in result.stderr and "scoring: 100% after" in result.stderr
-    expected = lm.decide_requests(given)
-    found = lines(tmp_path / "out.jsonl")
-    assert [row["answers"]["tone"] for row in found] == [one["tone"].to_dict() for one in expected]
-    given[1]["questions"] = {"x": {"type": "rank"}}
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in given))
+    expected = lm.decide_requests(rows)
+    actual = lines(tmp_path / "out.jsonl")
+    assert [row["answers"]["tone"] for row in actual] == [row["tone"].to_dict() for row in expected]
+    rows[1]["questions"] = {"x": {"type": "rank"}}
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
     result = run("decide", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert result.exit_code == 3 and "3 requests of" in result.stderr and "1 rows have an error" in result.stderr
     assert lines(tmp_path / "out.jsonl")[1]["error"].startswith("line 2: questions['x']: ")
@@ -64,11 +64,11 @@ def test_embed_lines_of_text(lm: hybridlm.LM, tmp_path: Path) -> None:
     arguments = ("embed", "-m", "tiny", "--pooling", "mean", "--as-it-is", tmp_path / "in.txt")
     result = run(*arguments, tmp_path / "out.parquet")
     assert result.exit_code == 3 and "3 texts of" in result.stderr, result.output
-    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    errors = [row["error"] for row in found]
-    assert [one is None for one in errors] == [True, True, False, True, False]
+    actual = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    errors = [row["error"] for row in actual]
+    assert [error is None for error in errors] == [True, True, False, True, False]
     assert "line 3: text: is empty" in errors[2] and "line 5: expected UTF-8" in errors[4]
-    vectors = np.array([row["embedding"] for row in found if row["error"] is None], np.float32)
+    vectors = np.array([row["embedding"] for row in actual if row["error"] is None], np.float32)
     expected = lm.embed([text for text in TEXTS if text], pooling="mean", normalised=False)
     np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-5)
     assert run(*arguments, "--pooling", "cls", tmp_path / "x.jsonl").exit_code == 1
@@ -81,13 +81,12 @@ def test_classify(lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
     output = tmp_path / f"out{ending}"
     result = run("classify", "-m", "tiny", tmp_path / "in.jsonl", output)
     assert result.exit_code == 0, result.output
-    found = lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
+    actual = lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
     expected = lm.classify(good)
-    assert [row["id"] for row in found] == good
-    assert [row["label"] for row in found] == [expected.labels[i] for i in expected.logits.argmax(1)]
-    logits = np.array([row["logits"] for row in found], np.float32)
-    assert logits.tobytes() == expected.logits.tobytes()
-    shares = np.array([row["probabilities"] for row in found])
+    assert [row["id"] for row in actual] == good
+    assert [row["label"] for row in actual] == [expected.labels[i] for i in expected.logits.argmax(1)]
+    assert np.array([row["logits"] for row in actual], np.float32).tobytes() == expected.logits.tobytes()
+    shares = np.array([row["probabilities"] for row in actual])
     np.testing.assert_allclose(shares, expected.probabilities, rtol=1e-6)
 
 
@@ -102,7 +101,7 @@ def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: py
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a CSV output; an empty cell is None, cells other than id and error are JSON."""
+    """Return the rows of a CSV output; empty cells are None, others JSON."""
     with path.open(newline="") as file:
         return [
             {
@@ -130,43 +129,43 @@ def test_divergence(
     result = run(*arguments)
     assert result.exit_code == 3, result.output
     read = {".jsonl": lines, ".csv": read_csv, ".parquet": lambda path: pq.read_table(path).to_pylist()}
-    found = read[ending](output)
+    actual = read[ending](output)
     good = [text for text in [*TEXTS, "A"] if text]
     expected = text_lm.divergence(other, good)
-    assert [bool(row.get("error")) for row in found] == [False, False, True, False, False, True]
-    kept = [row for row in found if not row.get("error")]
+    assert [bool(row.get("error")) for row in actual] == [False, False, True, False, False, True]
+    rows = [row for row in actual if not row.get("error")]
     for name in ("token_ids", "kl", "reverse_kl", "js", "same_top"):
-        values = np.array([one for row in kept for one in row[name]], np.float64)
+        values = np.array([item for row in rows for item in row[name]], np.float64)
         np.testing.assert_allclose(values, getattr(expected, name), rtol=1e-4, atol=1e-7)
-    assert kept[0]["kl"][0] is None and kept[-1]["mean_kl"] is None, "nothing predicts the first token"
+    assert rows[0]["kl"][0] is None and rows[-1]["mean_kl"] is None, "nothing predicts the first token"
     report = text_lm.divergence_file(other, tmp_path / "in.txt", output, window=2)
     assert report.predicted == len(expected.predicted) and (report.texts, report.errors) == (4, 2)
     for name in ("mean_kl", "mean_reverse_kl", "mean_js", "agreement"):
         assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-4)
-    said = f"{report.predicted:,} predicted tokens: KL {report.mean_kl:.6g}, "
-    assert result.stdout.startswith(said) and f"{report.agreement:.2%}" in result.stdout
+    message = f"{report.predicted:,} predicted tokens: KL {report.mean_kl:.6g}, "
+    assert result.stdout.startswith(message) and f"{report.agreement:.2%}" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["score", "decide", "classify", "embed", "divergence"])
 def test_rows_anywhere_share_what_they_begin_with(lm: hybridlm.LM, tmp_path: Path, command: str) -> None:
-    """Rows of three beginnings by turns, so that no window of three has two of one unless they are sorted."""
+    """Rows with three common beginnings by turns share prefixes only if they are sorted."""
     beginnings = ["Ada has the kite. " * 5, "Ben is at the lake. " * 5, "Where is the red cup? " * 4]
     texts = [f"{beginnings[i % 3]}{i}" for i in range(9)]
-    rows = [{"id": i, "text": one} for i, one in enumerate(texts)]
+    rows = [{"id": i, "text": item} for i, item in enumerate(texts)]
     if command == "decide":
-        rows = [{"id": i, "state": one, "questions": QUESTIONS} for i, one in enumerate(texts)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        rows = [{"id": i, "state": item, "questions": QUESTIONS} for i, item in enumerate(texts)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     other = ("--other", "tiny") if command == "divergence" else ()
     arguments = (command, "-m", "tiny", *other, "--window", "3", tmp_path / "in.jsonl")
     sorted_, plain = (
-        run(*arguments, tmp_path / name, *more)
-        for name, more in (("sorted.jsonl", ()), ("plain.jsonl", ("--sort-window", "0")))
+        run(*arguments, tmp_path / name, *options)
+        for name, options in (("sorted.jsonl", ()), ("plain.jsonl", ("--sort-window", "0")))
     )
     assert sorted_.exit_code == plain.exit_code == 0, sorted_.output
     assert (tmp_path / "sorted.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
     saved = [
-        int(found[1].replace(",", "")) if (found := re.search(r"([\d,]+) tokens of common prefixes", one.stderr)) else 0
-        for one in (sorted_, plain)
+        int(match[1].replace(",", "")) if (match := re.search(r"([\d,]+) tokens of common prefixes", i.stderr)) else 0
+        for i in (sorted_, plain)
     ]
     assert saved[0] >= 6 * 80 > 6 * 20 > saved[1], "all prompts of decide have the first words of the chat template"
 

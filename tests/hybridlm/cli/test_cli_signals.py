@@ -1,4 +1,4 @@
-"""Signals that end a command: it reports what is kept, ends with the status of the signal, and continues later."""
+"""Signals that end a command: it reports, exits with the signal's status, and continues later."""
 
 import json
 import os
@@ -27,7 +27,7 @@ REQUESTS = [{"id": i, "state": str(i), "questions": QUESTIONS} for i in range(7)
 
 @pytest.fixture(autouse=True)
 def hangup() -> Iterator[None]:
-    """SIGHUP ends the process, also where the tests were started by nohup, which ignores the signal."""
+    """SIGHUP ends the process even if nohup started the tests."""
     inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, inherited)
@@ -35,7 +35,7 @@ def hangup() -> Iterator[None]:
 
 @pytest.fixture
 def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
-    """The model that all commands load, with a head of two classes; a batch has parts of three lines."""
+    """The model of all commands: a head of two classes, parts of three lines."""
     weight = np.ones((2, text_lm.config.hidden_size), np.float32)
     monkeypatch.setattr(text_lm.text_model, "classifier", Classifier(weight, ("good", "bad")))
     monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
@@ -48,8 +48,8 @@ def run(*arguments: str | Path) -> Result:
 
 
 def command(name: str, folder: Path) -> list[str | Path]:
-    given = REQUESTS if name == "decide" else ROWS
-    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    settings = REQUESTS if name == "decide" else ROWS
+    (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in settings))
     paths: list[str | Path] = [folder / "in.jsonl", folder / "out.jsonl"]
     if name == "batch":  # of faulty lines, which no step answers
         return [name, "-m", "tiny", "-i", *paths[:1], "-o", *paths[1:]]
@@ -59,15 +59,13 @@ def command(name: str, folder: Path) -> list[str | Path]:
 @pytest.mark.each_value
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT], ids=lambda number: number.name)
 @pytest.mark.parametrize("name", ["score", "decide", "classify", "embed", "divergence", "batch"])
-def test_files(
-    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals
-) -> None:
-    """A signal after the first part; the same command then writes what an undisturbed one does."""
+def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals):
+    """After a signal in the second part, the same command writes the undisturbed output."""
     arguments, add = command(name, tmp_path), Parts.add
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
-    def killed(self: Parts, *given: Any, **named: Any) -> None:
-        add(self, *given, **named)
+    def killed(self: Parts, *args: Any, **named: Any) -> None:
+        add(self, *args, **named)
         os.kill(os.getpid(), number)
 
     try:
@@ -75,24 +73,22 @@ def test_files(
             patch.setattr(Parts, "add", killed)
             result = run(*arguments)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
     assert result.exit_code == 128 + number, result.output
     unit = "lines" if name == "batch" else "rows"
-    *ended, kept = result.stderr.splitlines()
-    assert f"3 {unit} are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in kept
+    *ended, saved = result.stderr.splitlines()
+    assert f"3 {unit} are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in saved
     assert number == signal.SIGINT or f"ended by {number.name}" in ended
-    assert signal.getsignal(number) in (signal.SIG_DFL, before)
-    again = run(*arguments)
+    assert signal.getsignal(number) in (signal.SIG_DFL, handler)
+    repeat = run(*arguments)
     assert (
-        again.exit_code == (3 if name == "batch" else 0) and len((tmp_path / "out.jsonl").read_text().split("\n")) == 8
+        repeat.exit_code == (3 if name == "batch" else 0) and len((tmp_path / "out.jsonl").read_text().split("\n")) == 8
     )
-    assert "3 rows were done by an earlier run" in again.stderr or name == "batch"
+    assert "3 rows were done by an earlier run" in repeat.stderr or name == "batch"
 
 
-def test_nothing_is_kept_before_the_first_part(
-    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Parts, "add", lambda *given, **named: os.kill(os.getpid(), signal.SIGTERM))
+def test_nothing_is_kept_before_the_first_part(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Parts, "add", lambda *args, **named: os.kill(os.getpid(), signal.SIGTERM))
     result = run(*command("score", tmp_path))
     assert result.exit_code == 143 and result.stderr.splitlines()[-2:] == [
         "ended by SIGTERM", "no rows are kept: the same command begins again"
@@ -100,7 +96,7 @@ def test_nothing_is_kept_before_the_first_part(
 
 
 def test_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def events(*given: Any, **settings: Any) -> Any:
+    def events(*args: Any, **settings: Any) -> Any:
         yield Event(1, 7, "x", hybridlm.Completion("text 1", [7], None, None, "stop", [1]))
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -111,14 +107,14 @@ def test_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with pytest.raises(Ended), ended_by_signals():
             os.kill(os.getpid(), signal.SIGHUP)  # as under nohup
             os.kill(os.getpid(), signal.SIGTERM)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(signal.SIGHUP, handler)
 
 
 def test_outputs_that_are_streams_are_refused(lm: hybridlm.LM, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The surface of the compiler: few names for everyone, the rest in named submodules, each name in one place."""
+"""The compiler's surface: few public names, the rest in submodules, each in one place."""
 
 import subprocess
 import sys

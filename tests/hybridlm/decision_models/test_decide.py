@@ -1,4 +1,4 @@
-"""Decisions of a model: those of `forward`, alone as in any batch, a common state read once, in files that continue."""
+"""Decisions: the numbers of `forward`, alone and in batches; shared states; continued files."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from decision_checkpoint import TOGETHER, write_jev
+from filled import nan_token
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -39,22 +40,22 @@ def lm(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> hybrid
     """The small model, with labels that are tokens of it, and temperatures."""
     settings = {"labels": LABELS, "temperature": {"choice": 0.5}}
     path = copied(text_lm, tmp_path_factory.mktemp("decide") / "model", decision=settings)
-    found = hybridlm.load(path, **SETTINGS)
-    found.engine.runner.programs = text_lm.engine.programs
-    return found
+    result = hybridlm.load(path, **SETTINGS)
+    result.engine.runner.programs = text_lm.engine.programs
+    return result
 
 
-def bits(found: Sequence[dict[str, hybridlm.Answer]]) -> list[Any]:
-    return [{name: list(answer.probabilities.items()) for name, answer in one.items()} for one in found]
+def bits(result: Sequence[dict[str, hybridlm.Answer]]) -> list[Any]:
+    return [{name: list(answer.probabilities.items()) for name, answer in mapping.items()} for mapping in result]
 
 
 @pytest.mark.slow
 def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
     (prompts,) = [lm.text_model.decider().encode(REQUESTS[2])]
-    found = lm.decide(**REQUESTS[2])
-    assert list(found) == list(QUESTIONS)
+    actual = lm.decide(**REQUESTS[2])
+    assert list(actual) == list(QUESTIONS)
     labels = {"tone": "AB", "urgent": "ABC", "spam": "TF"}
-    for prompt, (name, answer) in zip(prompts, found.items(), strict=True):
+    for prompt, (name, answer) in zip(prompts, actual.items(), strict=True):
         logits = np.asarray(lm.forward([list(prompt.token_ids)]).logits[0, -1], np.float64)
         assert lm.tokenizer is not None
         chosen = logits[[lm.tokenizer.token_to_id(label) or 0 for label in labels[name]]]
@@ -64,15 +65,15 @@ def test_scores_are_the_logits_of_labels(lm: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_a_request_alone_and_in_any_batch(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits in every batch that fills the lanes; the state of several questions is read once."""
-    together = bits(lm.decide_requests(REQUESTS))
-    assert bits([lm.decide(**one) for one in REQUESTS]) == together
-    assert bits(lm.decide_requests(REQUESTS[::-1]))[::-1] == together
-    assert bits(lm.decide_requests([REQUESTS[5], *REQUESTS[3:5]])) == [together[5], *together[3:5]]
-    before = dict(lm.stats)
+    """Every batch gives the same bits; the state of several questions is read once."""
+    joint = bits(lm.decide_requests(REQUESTS))
+    assert bits([lm.decide(**request) for request in REQUESTS]) == joint
+    assert bits(lm.decide_requests(REQUESTS[::-1]))[::-1] == joint
+    assert bits(lm.decide_requests([REQUESTS[5], *REQUESTS[3:5]])) == [joint[5], *joint[3:5]]
+    settings = dict(lm.stats)
     long = {"state": "a long story " * 8, "questions": QUESTIONS}
     shared = bits(lm.decide_requests([long]))
-    gained = {name: lm.stats[name] - before[name] for name in before}
+    gained = {name: lm.stats[name] - settings[name] for name in settings}
     tokens = sum(len(prompt.token_ids) for prompt in lm.text_model.decider().encode(long))
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == tokens
     assert gained["prefix_tokens_saved"] > tokens / 3
@@ -94,37 +95,31 @@ def test_what_cannot_be_asked(lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
 
 def test_labels_are_distinct_single_tokens(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     for name, labels in {"same": ["A", "A"], "none": ["A", "~"], "long": ["A", "BC"]}.items():
-        found = hybridlm.load(copied(text_lm, tmp_path / name, decision={"labels": {"noul": labels}}), **SETTINGS)
+        lm = hybridlm.load(copied(text_lm, tmp_path / name, decision={"labels": {"noul": labels}}), **SETTINGS)
         with pytest.raises(ValueError, match="distinct single tokens"):
-            found.decide("x", {"q": {"type": "noul"}})
+            lm.decide("x", {"q": {"type": "noul"}})
 
 
 def test_numbers_that_are_none_stop_it(lm: hybridlm.LM, tmp_path: Path) -> None:
-    clean = lm.engine.params
     assert lm.tokenizer is not None
-    token = lm.tokenizer.token_to_id("@")
-    where = list(lm.params).index("embed_tokens")
-    lm.engine.params = tuple(p.at[token].set(np.nan) if i == where else p for i, p in enumerate(clean))
     requests = [{"id": i, "state": state, "questions": QUESTIONS} for i, state in enumerate(["a", "@", "b"])]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests))
-    try:
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(request) + "\n" for request in requests))
+    with nan_token(lm, lm.tokenizer.token_to_id("@")):
         with pytest.raises(hybridlm.NumericalError, match=r"requests\[1\]: "):
-            lm.decide_requests([{"state": one["state"], "questions": QUESTIONS} for one in requests])
+            lm.decide_requests([{"state": request["state"], "questions": QUESTIONS} for request in requests])
         assert lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl").errors == 1
-    finally:
-        lm.engine.params = clean
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert ["error" in row for row in rows] == [False, True, False] and rows[1]["error"].startswith("line 2: ")
 
 
 def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers in the order of the input, errors in the place of wrong requests; stopped and continued."""
-    given = [{"id": i, **request} for i, request in enumerate(REQUESTS)]
+    """Answers in input order, errors for wrong requests; stopped and continued."""
+    entries = [{"id": i, **request} for i, request in enumerate(REQUESTS)]
     wrong = [{"id": "a", "state": "x"}, {"id": "b", "state": "", "questions": {"q": {"type": "rank"}}}]
-    lines = [json.dumps(one) for one in (*given[:2], *wrong, *given[2:])]
+    lines = [json.dumps(item) for item in (*entries[:2], *wrong, *entries[2:])]
     (tmp_path / "in.jsonl").write_text("".join(f"{line}\n" for line in [*lines, "no json"]))
-    whole = lm.decide_file(tmp_path / "in.jsonl", tmp_path / "whole.jsonl", window=3)
-    assert (whole.texts, whole.errors, whole.kept) == (7, 3, 0) and whole.prefix_tokens_saved > 0
+    full = lm.decide_file(tmp_path / "in.jsonl", tmp_path / "whole.jsonl", window=3)
+    assert (full.texts, full.errors, full.kept) == (7, 3, 0) and full.prefix_tokens_saved > 0
     calls: list[int] = []
 
     def interrupted(*args: Any, **options: Any) -> list[ReadText]:
@@ -142,7 +137,7 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ValueError, match="decisions"):
         other.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
     report = lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
-    assert (report.texts, report.errors, report.kept, report.tokens) == (7, 3, 6, whole.tokens)
+    assert (report.texts, report.errors, report.kept, report.tokens) == (7, 3, 6, full.tokens)
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, "a", "b", 2, 3, 4, 5, 6, None]
@@ -150,7 +145,7 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(errors) == [2, 3, 9] and errors[3].startswith("line 4: questions['q']: ")
     answers = [row["answers"] for row in rows if "answers" in row]
     expected = lm.decide_requests(REQUESTS)
-    assert answers == [{name: answer.to_dict() for name, answer in one.items()} for one in expected]
+    assert answers == [{name: answer.to_dict() for name, answer in mapping.items()} for mapping in expected]
     for input, output in (("in.jsonl", "out.parquet"), ("in.parquet", "out.jsonl"), ("in.txt", "out.jsonl")):
         with pytest.raises(ValueError, match="jsonl|JSON lines"):
             lm.decide_file(tmp_path / input, tmp_path / output)
@@ -164,36 +159,36 @@ def jev(text_lm: hybridlm.LM, directory: Path, **fields: Any) -> Path:
 
 @pytest.mark.slow
 def test_a_jev_head_needs_no_vocabulary_head(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    """Its files alone say how it is read; saved again it is the same, and without its vocabulary head, too."""
+    """The head's files alone define the model; a saved copy needs no vocabulary head."""
     from safetensors.numpy import load_file, save_file
 
     lm = hybridlm.load(jev(text_lm, tmp_path / "jev", softcap=3.0), **SETTINGS)
-    found = bits(lm.decide_requests(REQUESTS))
+    result = bits(lm.decide_requests(REQUESTS))
     lm.save(tmp_path / "saved")
-    assert bits(hybridlm.load(tmp_path / "saved", **SETTINGS).decide_requests(REQUESTS)) == found
+    assert bits(hybridlm.load(tmp_path / "saved", **SETTINGS).decide_requests(REQUESTS)) == result
     weights = tmp_path / "jev" / "model.safetensors"
-    tensors = {name: one for name, one in load_file(weights).items() if "lm_head" not in name}
+    tensors = {name: item for name, item in load_file(weights).items() if "lm_head" not in name}
     assert len(tensors) < len(load_file(weights))
     save_file(tensors, weights)
     bare = hybridlm.load(tmp_path / "jev", **SETTINGS)
-    assert bits(bare.decide_requests(REQUESTS)) == found
+    assert bits(bare.decide_requests(REQUESTS)) == result
     with pytest.raises(ValueError, match="vocabulary head"):
         bare.generate(["a"])
 
 
 @pytest.mark.slow
 def test_a_jev_model_that_transformers_saved_is_the_same(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    """The head among the tensors, and the model's own configuration inside that of the head."""
+    """The head among the tensors, with the model's configuration inside its own."""
     from safetensors.numpy import load_file, save_file
 
     path = jev(text_lm, tmp_path / "jev", softcap=3.0)
     expected = bits(hybridlm.load(path, **SETTINGS).decide_requests(REQUESTS))
-    given = read_settings(path, text_lm.config.hidden_size)
-    (path / "decision_template.jinja").write_text(given.template or "")
-    said = {"labels": {k: list(v) for k, v in given.labels.items()}, "temperature": dict(given.temperature)}
-    (path / "decision.json").write_text(json.dumps(said | {"noul_options": ["false", "true"]}))
+    settings = read_settings(path, text_lm.config.hidden_size)
+    (path / "decision_template.jinja").write_text(settings.template or "")
+    message = {"labels": {k: list(v) for k, v in settings.labels.items()}, "temperature": dict(settings.temperature)}
+    (path / "decision.json").write_text(json.dumps(message | {"noul_options": ["false", "true"]}))
     tensors = load_file(path / "model.safetensors") | load_file(path / "head.safetensors")
-    save_file({name: one for name, one in tensors.items() if "lm_head" not in name}, path / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if "lm_head" not in name}, path / "model.safetensors")
     for name in ("judge_config.json", "calibration.json", "head.safetensors"):
         (path / name).unlink()
     below = json.loads((path / "config.json").read_text())
@@ -231,7 +226,7 @@ def write_adapter(text_lm: hybridlm.LM, directory: Path) -> None:
     module = f"base_model.model.{key.removesuffix('.weight')}"
     rng = np.random.default_rng(1)
     factors = {"A": (1, shape[1]), "B": (shape[0], 1)}
-    tensors = {f"{module}.lora_{one}.weight": rng.normal(size=size).astype(np.float32) for one, size in factors.items()}
+    tensors = {f"{module}.lora_{i}.weight": rng.normal(size=size).astype(np.float32) for i, size in factors.items()}
     save_file(tensors, directory / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
     (directory / "adapter_config.json").write_text(json.dumps(config))
@@ -239,21 +234,21 @@ def write_adapter(text_lm: hybridlm.LM, directory: Path) -> None:
 
 @pytest.mark.slow
 def test_one_prompt_for_all_questions(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Marks within common beginnings: the state and the first questions are read once, where each request asks."""
+    """Marks within common beginnings: the state and first questions are read once."""
     path = copied(text_lm, tmp_path / "model", decision={"labels": LABELS})
     (path / "decision_template.jinja").write_text(TOGETHER)
     lm = hybridlm.load(path, **SETTINGS)
     two = {name: QUESTIONS[name] for name in ("spam", "urgent")}
-    requests = [{"state": "a story " * 6, "questions": one} for one in (two, {"spam": two["spam"]}, two)]
-    found = bits(lm.decide_requests(requests))
-    assert found[0] == found[2] and len(found[1]) == 1
+    requests = [{"state": "a story " * 6, "questions": item} for item in (two, {"spam": two["spam"]}, two)]
+    result = bits(lm.decide_requests(requests))
+    assert result[0] == result[2] and len(result[1]) == 1
     monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
-    assert bits(lm.decide_requests(requests)) == found
+    assert bits(lm.decide_requests(requests)) == result
 
 
 def test_a_head_that_is_not_implemented(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    given = {"codes": ["A"], "temperature": 1.0, "prompt": "d3", "attention_mode": "noncausal_full_attention"}
-    lm = hybridlm.load(copied(text_lm, tmp_path / "model", decision_config=given), **SETTINGS)
+    settings = {"codes": ["A"], "temperature": 1.0, "prompt": "d3", "attention_mode": "noncausal_full_attention"}
+    lm = hybridlm.load(copied(text_lm, tmp_path / "model", decision_config=settings), **SETTINGS)
     with pytest.raises(CheckpointError, match="attention_mode"):
         lm.decide("x", QUESTIONS)
     assert lm.generate(["a"], max_tokens=1)

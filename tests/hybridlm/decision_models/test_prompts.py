@@ -1,4 +1,4 @@
-"""Prompts: marks and splits are dropped and found, and nobody but the template writes a control token."""
+"""Prompts: marks and splits are found and removed; only the template writes control tokens."""
 
 import json
 from pathlib import Path
@@ -19,15 +19,15 @@ NOUL = {"spam": {"type": "noul", "instructions": "Is it spam?"}}
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_tokenizer(directory)
-    found = Tokenizer.from_dir(directory)
-    assert found is not None
-    return found
+    result = Tokenizer.from_dir(directory)
+    assert result is not None
+    return result
 
 
 def text_of(prompts: Prompts, request: Any) -> list[str]:
     return [
-        prompts.checkpoint_tokenizer.decode(one.token_ids, skip_special_tokens=False).replace("\n", "|")
-        for one in prompts.read(request)
+        prompts.checkpoint_tokenizer.decode(completion.token_ids, skip_special_tokens=False).replace("\n", "|")
+        for completion in prompts.read(request)
     ]
 
 
@@ -46,27 +46,27 @@ def test_the_generic_prompt(tokenizer: Tokenizer) -> None:
         chat.format('{"s": 1}||A. low|B. {"k": "ä"}|Answer with the letter of the level that fits best (A to B) only.'),
         chat.format('{"s": 1}||Is it?|Yes: so|Answer Yes or No only.'),
     ]
-    found = prompts.read({"state": "x", "questions": NOUL})[0]
-    assert found.places == (len(found.token_ids) - 1,)
+    result = prompts.read({"state": "x", "questions": NOUL})[0]
+    assert result.places == (len(result.token_ids) - 1,)
     labels = Prompts(tokenizer, DecisionSettings({"noul": ("T", "F"), "choice": ("1", "2")}))
-    given = text_of(labels, {"state": None, "questions": {**NOUL, "a": questions["a"]}})
-    assert "||Is it spam?|T: true|F: false|Answer T or F only." in given[0]
-    assert "|1. x: why|2. y|Answer with the label of the option that fits best (1 to 2) only." in given[1]
+    text = text_of(labels, {"state": None, "questions": {**NOUL, "a": questions["a"]}})
+    assert "||Is it spam?|T: true|F: false|Answer T or F only." in text[0]
+    assert "|1. x: why|2. y|Answer with the label of the option that fits best (1 to 2) only." in text[1]
 
 
 def test_marks_and_splits(tokenizer: Tokenizer) -> None:
-    """One prompt for all questions: each is read before its mark, and a split keeps texts apart."""
+    """Each question is read before its mark; a split keeps neighbouring texts apart."""
     prompts = Prompts(tokenizer, DecisionSettings(template=TOGETHER))
     questions = {**NOUL, "b": {"type": "score", "instructions": "How?", "criteria": ["low", "high"]}}
-    (one,) = prompts.read({"state": "state", "questions": questions})
-    ends = [tokenizer.decode(one.token_ids[: place + 1], skip_special_tokens=False) for place in one.places]
+    (result,) = prompts.read({"state": "state", "questions": questions})
+    ends = [tokenizer.decode(result.token_ids[: place + 1], skip_special_tokens=False) for place in result.places]
     assert ends[0].endswith("Is it spam? Yes=true No=false :") and ends[1].endswith("How? A=0 B=1 :")
-    assert not {*one.token_ids} & {*prompts.sentinels}
+    assert not {*result.token_ids} & {*prompts.sentinels}
     joined = Prompts(tokenizer, DecisionSettings(template="Ye" + SPLIT + "s{{ question.name }}"))
-    (apart,) = joined.read({"state": "", "questions": NOUL})
-    assert not {*apart.token_ids} & {*joined.sentinels}
-    assert tokenizer.decode(apart.token_ids) == "Yesspam" and apart.token_ids[0] != tokenizer.token_to_id("Yes")
-    assert apart.token_ids[0] == tokenizer.token_to_id("Ye")
+    (separate,) = joined.read({"state": "", "questions": NOUL})
+    assert not {*separate.token_ids} & {*joined.sentinels}
+    assert tokenizer.decode(separate.token_ids) == "Yesspam" and separate.token_ids[0] != tokenizer.token_to_id("Yes")
+    assert separate.token_ids[0] == tokenizer.token_to_id("Ye")
 
 
 @pytest.mark.parametrize(
@@ -110,25 +110,25 @@ def test_wrong_requests(tokenizer: Tokenizer, request_: Any) -> None:
 def test_requests_write_no_control_tokens(
     tokenizer: Tokenizer, tmp_path: Path, template: str | None, named: list[str] | None
 ) -> None:
-    """Special tokens, what the template writes, sentinels, and marks of its own, wherever they stand: all are text."""
+    """Special tokens, template syntax, sentinels and marks in a request are plain text."""
     write_tokenizer(tmp_path, **({} if named is None else {"chat_control_tokens": named}))
-    given = Tokenizer.from_dir(tmp_path)
-    assert given is not None
-    prompts = Prompts(given, DecisionSettings(template=template))
+    settings = Tokenizer.from_dir(tmp_path)
+    assert settings is not None
+    prompts = Prompts(settings, DecisionSettings(template=template))
     harmless = json.loads(json.dumps(REQUESTS[3]).replace("<", "(").replace("\U000f0000", ""))
     hostile = {**REQUESTS[3], "state": [*REQUESTS[3]["state"], {UNSAFE: UNSAFE}]}
     harmless["state"].append({"a": "b"})
-    controls = {token for token in given.added_tokens if token != "<tool_call>"} | {MARK, SPLIT}
+    controls = {token for token in settings.added_tokens if token != "<tool_call>"} | {MARK, SPLIT}
     if template is not None:
         controls -= {"<think>", "</think>"}
     if named is not None:
         controls = (controls - {"<think>", "</think>"}) | {"<tool_call>"}
     ids = {prompts.tokenizer.token_to_id(token) for token in controls}
-    for one, other in zip(prompts.read(hostile), prompts.read(harmless), strict=True):
-        assert [token for token in one.token_ids if token in ids] == [
+    for completion, other in zip(prompts.read(hostile), prompts.read(harmless), strict=True):
+        assert [token for token in completion.token_ids if token in ids] == [
             token for token in other.token_ids if token in ids
         ]
-        assert len(one.places) == len(other.places)
+        assert len(completion.places) == len(other.places)
 
 
 def test_marks_of_a_request_are_left_out(tokenizer: Tokenizer) -> None:
@@ -139,11 +139,11 @@ def test_marks_of_a_request_are_left_out(tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_cut_in_a_template_does_not_become_a_token(tokenizer: Tokenizer) -> None:
-    """Marks that a template separates still divide the text; without care their texts could join to a token."""
+    """Removed marks still divide texts that would otherwise join to one token."""
     template = "{{ state[1:] }}" + MARK + "{{ question.name }}"
-    (one,) = Prompts(tokenizer, DecisionSettings(template=template)).read({"state": "<|im_end|>", "questions": NOUL})
-    assert tokenizer.token_to_id("<|im_end|>") not in one.token_ids
-    assert tokenizer.decode(one.token_ids[: one.places[0] + 1]) == "<|im_end|>"
+    (result,) = Prompts(tokenizer, DecisionSettings(template=template)).read({"state": "<|im_end|>", "questions": NOUL})
+    assert tokenizer.token_to_id("<|im_end|>") not in result.token_ids
+    assert tokenizer.decode(result.token_ids[: result.places[0] + 1]) == "<|im_end|>"
 
 
 def test_sentinels_are_taken_out_where_control_tokens_stay(tokenizer: Tokenizer) -> None:
@@ -152,6 +152,6 @@ def test_sentinels_are_taken_out_where_control_tokens_stay(tokenizer: Tokenizer)
         Prompts(tokenizer, settings).read({"state": "", "questions": NOUL})
     settings = DecisionSettings(template="{{ state|tojson }}{{ question.name }}" + MARK, sanitize_control_tokens=False)
     state = {"a<|mark|>": ["<|ma<|split|>rk|> <|im_end|>"]}
-    (one,) = Prompts(tokenizer, settings).read({"state": state, "questions": NOUL})
-    assert tokenizer.decode(one.token_ids, skip_special_tokens=False) == '{"a": [" <|im_end|>"]}spam'
-    assert tokenizer.token_to_id("<|im_end|>") in one.token_ids and one.places == (len(one.token_ids) - 1,)
+    (result,) = Prompts(tokenizer, settings).read({"state": state, "questions": NOUL})
+    assert tokenizer.decode(result.token_ids, skip_special_tokens=False) == '{"a": [" <|im_end|>"]}spam'
+    assert tokenizer.token_to_id("<|im_end|>") in result.token_ids and result.places == (len(result.token_ids) - 1,)

@@ -1,4 +1,4 @@
-"""Questions that are wrong are all named; answers are those of the definitions, computed apart in fractions."""
+"""All wrong questions are named; answers follow the definitions, recomputed in fractions."""
 
 from fractions import Fraction
 from typing import Any
@@ -13,12 +13,12 @@ ORDER = ("true", "false")
 
 
 def test_questions_in_the_order_of_the_prompt() -> None:
-    given = {
+    settings = {
         "a": {"type": "noul", "criteria": {"false": "no", "true": {"x": 1}}},
         "b": {"type": "choice", "instructions": ["x"], "criteria": {"z": None, "y": "why"}},
         "c": {"type": "score", "criteria": ["low", ["high"]]},
     }
-    a, b, c = read_questions(given, {"score": ["0", "1", "2"]}, ("false", "true"))
+    a, b, c = read_questions(settings, {"score": ["0", "1", "2"]}, ("false", "true"))
     assert (a.options, a.labels, a.descriptions) == (("false", "true"), ("Yes", "No"), ("no", {"x": 1}))
     assert (b.options, b.labels, b.descriptions) == (("z", "y"), ("A", "B"), (None, "why"))
     assert (c.options, c.labels, c.descriptions) == (("0", "1"), ("0", "1"), ("low", ["high"]))
@@ -68,25 +68,25 @@ def test_answers(kind: Any, count: int) -> None:
     total = sum(range(1, len(names) + 1))
     shares = [Fraction(i, total) for i in range(1, len(names) + 1)]
     assert list(answer.probabilities) == list(names)
-    assert list(answer.probabilities.values()) == pytest.approx([float(one) for one in shares], rel=1e-12)
+    assert list(answer.probabilities.values()) == pytest.approx([float(share) for share in shares], rel=1e-12)
     assert answer.best == names[-1]
-    given = answer.to_dict()
+    settings = answer.to_dict()
     if kind == "noul":
-        assert given == {"type": "noul", "noul": answer.value} and answer.value == pytest.approx(1 / 3)
+        assert settings == {"type": "noul", "noul": answer.value} and answer.value == pytest.approx(1 / 3)
         assert answer.confidence is None and answer.legend is None
         return
     chance = Fraction(1, count)
     if kind == "choice":
         expected = 1 if count == 1 else (shares[-1] - chance) / (1 - chance)
-        assert given["choice"] == names[-1] and "legend" not in given
+        assert settings["choice"] == names[-1] and "legend" not in settings
     else:
-        far = sum(share * (count - 1 - level) for level, share in enumerate(shares))
+        distance = sum(share * (count - 1 - level) for level, share in enumerate(shares))
         middle = sum(abs(level - Fraction(count - 1, 2)) for level in range(count)) / count
-        expected = 1 if count == 1 else max(0, 1 - far / middle)
-        assert given["score"] == pytest.approx(float(sum(level * share for level, share in enumerate(shares))))
-        assert given["legend"] == {name: f"d{name}" for name in names}
-    assert given["confidence"] == answer.confidence == pytest.approx(float(expected), abs=1e-12)
-    assert given["probabilities"] == answer.probabilities
+        expected = 1 if count == 1 else max(0, 1 - distance / middle)
+        assert settings["score"] == pytest.approx(float(sum(level * share for level, share in enumerate(shares))))
+        assert settings["legend"] == {name: f"d{name}" for name in names}
+    assert settings["confidence"] == answer.confidence == pytest.approx(float(expected), abs=1e-12)
+    assert settings["probabilities"] == answer.probabilities
 
 
 def test_of_equally_likely_options_the_first_is_best() -> None:

@@ -25,17 +25,17 @@ def test_without_files_every_model_is_one(tmp_path: Path) -> None:
 
 
 def test_files_of_any_model(tmp_path: Path) -> None:
-    given = {"labels": {"score": ["0", "1"]}, "temperature": {"choice": 2}, "noul_options": ["false", "true"]}
-    (tmp_path / "decision.json").write_text(json.dumps(given | {"sanitize_control_tokens": False, "adapter": "lora"}))
+    options = {"labels": {"score": ["0", "1"]}, "temperature": {"choice": 2}, "noul_options": ["false", "true"]}
+    (tmp_path / "decision.json").write_text(json.dumps(options | {"sanitize_control_tokens": False, "adapter": "lora"}))
     (tmp_path / "decision_template.jinja").write_text("{{ question.name }}")
-    found = read_settings(tmp_path, HIDDEN)
-    assert (found.labels, found.temperature) == ({"score": ("0", "1")}, {"choice": 2.0})
-    assert (found.noul_options, found.sanitize_control_tokens) == (("false", "true"), False)
-    assert (found.template, found.adapter) == ("{{ question.name }}", "lora")
+    result = read_settings(tmp_path, HIDDEN)
+    assert (result.labels, result.temperature) == ({"score": ("0", "1")}, {"choice": 2.0})
+    assert (result.noul_options, result.sanitize_control_tokens) == (("false", "true"), False)
+    assert (result.template, result.adapter) == ("{{ question.name }}", "lora")
     assert adapter_folder(tmp_path) == "lora"
-    digests = {found.digest, DecisionSettings().digest}
+    digests = {result.digest, DecisionSettings().digest}
     for change in ({"temperature": {"choice": 3}}, {"sanitize_control_tokens": True}, {"labels": {}}):
-        (tmp_path / "decision.json").write_text(json.dumps(given | change))
+        (tmp_path / "decision.json").write_text(json.dumps(options | change))
         digests.add(read_settings(tmp_path, HIDDEN).digest)
     assert len(digests) == 5
     (tmp_path / "decision.json").write_text(json.dumps({"sort_choices": True}))
@@ -45,43 +45,43 @@ def test_files_of_any_model(tmp_path: Path) -> None:
 
 def test_files_of_a_jev_model(tmp_path: Path) -> None:
     write_jev(tmp_path, HIDDEN, softcap=30, adapter_subfolder="adapter")
-    found = read_settings(tmp_path, HIDDEN)
-    assert found.head is not None and found.head.weight.shape == (24, HIDDEN) and found.head.bias.shape == (24,)
-    assert (found.head.softcap, found.head.offsets) == (30.0, {"noul": 0, "score": 2, "choice": 8})
-    assert found.labels["noul"] == ("no", "yes") and len(found.labels["choice"]) == 16
-    assert found.temperature == {"noul": 1.5, "score": 0.75, "choice": 2.0}
-    assert (found.adapter, found.noul_options, adapter_folder(tmp_path)) == ("adapter", ("false", "true"), "adapter")
+    extra = read_settings(tmp_path, HIDDEN)
+    assert extra.head is not None and extra.head.weight.shape == (24, HIDDEN) and extra.head.bias.shape == (24,)
+    assert (extra.head.softcap, extra.head.offsets) == (30.0, {"noul": 0, "score": 2, "choice": 8})
+    assert extra.labels["noul"] == ("no", "yes") and len(extra.labels["choice"]) == 16
+    assert extra.temperature == {"noul": 1.5, "score": 0.75, "choice": 2.0}
+    assert (extra.adapter, extra.noul_options, adapter_folder(tmp_path)) == ("adapter", ("false", "true"), "adapter")
     (tmp_path / "decision.json").write_text("{}")
     with pytest.warns(UserWarning, match=r"decision\.json: not used"):
-        assert read_settings(tmp_path, HIDDEN).digest == found.digest
+        assert read_settings(tmp_path, HIDDEN).digest == extra.digest
     (tmp_path / "decision.json").unlink()
     other = tmp_path / "other"
     other.mkdir()
     write_jev(other, HIDDEN, seed=1, softcap=30, adapter_subfolder="adapter")
-    assert read_settings(other, HIDDEN).digest != found.digest
+    assert read_settings(other, HIDDEN).digest != extra.digest
 
 
 def write_saved_jev(directory: Path, **fields: Any) -> None:
-    """The head of a model that transformers saved, among other tensors; `fields` are those of config.json."""
+    """A head saved by transformers among other tensors; `fields` are of config.json."""
     rng = np.random.default_rng(0)
     tensors = {"proj.weight": rng.normal(size=(24, HIDDEN)), "proj.bias": rng.normal(size=24), "model.norm": np.ones(3)}
-    save_file({name: one.astype(np.float32) for name, one in tensors.items()}, directory / "model.safetensors")
+    save_file({name: tensor.astype(np.float32) for name, tensor in tensors.items()}, directory / "model.safetensors")
     below = {"model_type": "qwen3_5_text"}
-    given = {"model_type": "jev", "num_verbalizers": 24, "offsets": None, "softcap": 2, "text_config": below}
-    (directory / "config.json").write_text(json.dumps(given | fields))
+    settings = {"model_type": "jev", "num_verbalizers": 24, "offsets": None, "softcap": 2, "text_config": below}
+    (directory / "config.json").write_text(json.dumps(settings | fields))
 
 
 def test_a_jev_model_that_transformers_saved(tmp_path: Path) -> None:
     (tmp_path / "decision.json").write_text(json.dumps({"temperature": {"choice": 2}}))
     write_saved_jev(tmp_path)
-    found = read_settings(tmp_path, HIDDEN)
-    assert found.head is not None and found.temperature == {"choice": 2.0}
-    assert (found.head.weight.shape, found.head.softcap) == ((24, HIDDEN), 2.0)
-    assert found.head.offsets == {"noul": 0, "score": 2, "choice": 8}
+    settings = read_settings(tmp_path, HIDDEN)
+    assert settings.head is not None and settings.temperature == {"choice": 2.0}
+    assert (settings.head.weight.shape, settings.head.softcap) == ((24, HIDDEN), 2.0)
+    assert settings.head.offsets == {"noul": 0, "score": 2, "choice": 8}
     write_saved_jev(tmp_path, offsets={"choice": 3}, softcap=None)
     other = read_settings(tmp_path, HIDDEN)
     assert other.head is not None and (other.head.offsets, other.head.softcap) == ({"choice": 3}, None)
-    assert other.digest != found.digest
+    assert other.digest != settings.digest
     with pytest.raises(CheckpointError, match="expected the tensors"):
         read_settings(tmp_path, HIDDEN + 1)
     for name, wrong in {"num_verbalizers": 0, "offsets": {"choice": 24}, "softcap": -1}.items():
@@ -92,7 +92,7 @@ def test_a_jev_model_that_transformers_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["joint_head.safetensors", "head.pt"])
 def test_heads_that_are_not_implemented_are_named(tmp_path: Path, file: str) -> None:
-    """Beside weights that would answer by labels, as those of clef and kev models are."""
+    """Weights that would answer by labels, as in clef and kev models."""
     (tmp_path / file).touch()
     with pytest.raises(CheckpointError, match=f"decide: found {file}, the head of (clef|kev)"):
         read_settings(tmp_path, HIDDEN)
@@ -209,10 +209,10 @@ def test_wrong_deciders(tmp_path: Path, fault: str, fields: dict[str, Any]) -> N
 
 def test_files_of_a_decider(tmp_path: Path) -> None:
     write_decider(tmp_path, HIDDEN, prompt="d3", attention_mode="causal")
-    found = read_settings(tmp_path, HIDDEN)
-    assert found.head is not None and found.head.weight.shape == (26, HIDDEN) and not found.head.bias.any()
-    assert found.head.offsets == {"noul": 0, "score": 0, "choice": 0} and found.labels["noul"][:2] == ("A", "B")
-    assert found.temperature == {"noul": 0.7, "score": 0.7, "choice": 0.7} and found.adapter is None
+    settings = read_settings(tmp_path, HIDDEN)
+    assert settings.head is not None and settings.head.weight.shape == (26, HIDDEN) and not settings.head.bias.any()
+    assert settings.head.offsets == {"noul": 0, "score": 0, "choice": 0} and settings.labels["noul"][:2] == ("A", "B")
+    assert settings.temperature == {"noul": 0.7, "score": 0.7, "choice": 0.7} and settings.adapter is None
     (tmp_path / "decision_config.json").unlink()
     with pytest.raises(CheckpointError, match="expected decision_config.json beside readout.safetensors"):
         read_settings(tmp_path, HIDDEN)

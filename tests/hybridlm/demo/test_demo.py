@@ -1,4 +1,4 @@
-"""The embedded model and its stories: what they are made of, and that nobody's state reaches another's answer."""
+"""The embedded model and its stories: contents, and no leak between answers."""
 
 import os
 import re
@@ -34,16 +34,16 @@ def eight() -> hybridlm.LM:
     return hybridlm.load(str(demo.path()), lanes=8)
 
 
-def complete(lm: hybridlm.LM, told: list[demo.Story], together: int) -> list[str]:
+def complete(lm: hybridlm.LM, storys: list[demo.Story], joint: int) -> list[str]:
     texts: list[str] = []
-    for first in range(0, len(told), together):
-        prompts = [story.prompt for story in told[first : first + together]]
+    for first in range(0, len(storys), joint):
+        prompts = [story.prompt for story in storys[first : first + joint]]
         texts += [completion.text or "" for completion in lm.generate(prompts, max_tokens=12)]
     return texts
 
 
-def recall(told: list[demo.Story], texts: list[str]) -> float:
-    return sum(story.answered_by(text) for story, text in zip(told, texts, strict=True)) / len(told)
+def recall(storys: list[demo.Story], texts: list[str]) -> float:
+    return sum(story.answered_by(text) for story, text in zip(storys, texts, strict=True)) / len(storys)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_the_question_is_decided_by_the_story_alone(seed: int):
     assert thing is not None
     assert story.text.count(thing[1]) == 1
     assert owners_in(story.text, thing[1]) == {story.answer}
-    assert len({name for _, name in story.holders}) == len({held for held, _ in story.holders}) == stories.HOLDERS >= 6
+    assert len({name for _, name in story.holders}) == len({c for c, _ in story.holders}) == stories.HOLDERS >= 6
     colour, noun = thing[1].split()
     assert story.answered_by(story.reply)
     assert not story.answered_by(story.reply.replace(story.answer, stories.NAMES[0] + "x"))
@@ -111,18 +111,17 @@ def test_a_story_that_cannot_be_told_is_refused(name: str, value: int):
 def test_the_model_is_small_and_its_prompts_are_long_enough(eight: hybridlm.LM, unseen: list[demo.Story]):
     assert sum(file.stat().st_size for file in demo.path().glob("*.safetensors")) <= 8_000_000
     assert eight.tokenizer is not None
-    lengths = [len(eight.tokenizer.encode(story.prompt)) for story in unseen]
-    assert min(lengths) >= 60
+    assert min([len(eight.tokenizer.encode(story.prompt)) for story in unseen]) >= 60
     text = "any text, even naïve 世界 \U0001f600\n"
     assert eight.tokenizer.decode(eight.tokenizer.encode(text)) == text
 
 
 @pytest.mark.slow
 def test_recall_alone_and_in_batches(eight: hybridlm.LM, unseen: list[demo.Story]):
-    together = complete(eight, unseen, 8)
-    assert recall(unseen, together) >= 0.97
+    completion = complete(eight, unseen, 8)
+    assert recall(unseen, completion) >= 0.97
     some = unseen[: COUNT // 4]  # scripts/demo/demo_recall.py has 500
-    assert complete(hybridlm.load(str(demo.path()), lanes=1), some, 1) == together[: len(some)]
+    assert complete(hybridlm.load(str(demo.path()), lanes=1), some, 1) == completion[: len(some)]
 
 
 @pytest.mark.slow
@@ -134,10 +133,10 @@ def test_a_queue_over_few_lanes_gives_the_same(eight: hybridlm.LM, unseen: list[
 
 @pytest.mark.slow
 def test_swapped_states_give_wrong_names(eight: hybridlm.LM, unseen: list[demo.Story]):
-    before = complete(eight, unseen[:8], 8)
+    completion = complete(eight, unseen[:8], 8)
     with swapped_lanes(eight):
         assert recall(unseen, complete(eight, unseen, 8)) < 0.2
-    assert complete(eight, unseen[:8], 8) == before
+    assert complete(eight, unseen[:8], 8) == completion
 
 
 @pytest.mark.slow
@@ -149,13 +148,11 @@ def test_it_chats(eight: hybridlm.LM, unseen: list[demo.Story]):
 
 @pytest.mark.long
 def test_recall_on_500_stories(eight: hybridlm.LM):
-    told = [demo.story(seed) for seed in demo.UNSEEN[:500]]
-    together = complete(eight, told, 8)
-    assert recall(told, together) >= 0.97
-    alone = complete(hybridlm.load(str(demo.path()), lanes=1), told, 1)
-    assert recall(told, alone) >= 0.97
+    lines = [demo.story(seed) for seed in demo.UNSEEN[:500]]
+    assert recall(lines, complete(eight, lines, 8)) >= 0.97
+    assert recall(lines, complete(hybridlm.load(str(demo.path()), lanes=1), lines, 1)) >= 0.97
     with swapped_lanes(eight):
-        assert recall(told, complete(eight, told, 8)) < 0.2
+        assert recall(lines, complete(eight, lines, 8)) < 0.2
 
 
 OFFLINE = """
@@ -173,26 +170,26 @@ sys.addaudithook(refuse)
 def test_the_command_answers_without_network_within_two_minutes(tmp_path: Path):
     """A cold start: an empty cache, and XLA's options of users.
 
-    It is the processor's time, which does not count other work on the machine: with a core of its own the command takes
+    It is the processor's time, which does not count other work on the machine: with its own core the command takes
     no longer than that.
     """
     (tmp_path / "sitecustomize.py").write_text(OFFLINE)
-    kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS" and not key.startswith("JAX_")}
+    saved = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS" and not key.startswith("JAX_")}
     path = os.pathsep.join([str(tmp_path), str(SCRIPT.parents[1])])
-    environment = kept | {"PYTHONPATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment = saved | {"PYTHONPATH": path, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
     def run(*command: str) -> subprocess.CompletedProcess[str]:
-        whole = [sys.executable, *command]
-        return subprocess.run(whole, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
+        full = [sys.executable, *command]
+        return subprocess.run(full, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900)
 
     # the test would see a connection
     assert "no network here" in run("-c", "import socket; socket.create_connection(('127.0.0.1', 9))").stderr
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = run("-m", "hybridlm", "demo")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    final = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert result.returncode == 0, result.stderr
     assert len(re.findall(r"[78] of 8 right", result.stdout)) == 2 and "all 8 answers are equal" in result.stdout
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 120
+    assert final.ru_utime + final.ru_stime - usage.ru_utime - usage.ru_stime < 120
     assert list((tmp_path / "cache" / "hybridlm").rglob("*-cache"))
 
 

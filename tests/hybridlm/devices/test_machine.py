@@ -2,7 +2,6 @@
 
 import builtins
 import io
-from typing import Any
 
 import pytest
 
@@ -22,11 +21,8 @@ ARM = "processor : 0\nFeatures : fp asimd crc32 bf16\n"
 @pytest.mark.parametrize(("text", "want"), [(X86, "avx avx2 fma"), (ARM, "asimd bf16"), ("", "")])
 def test_vector_instructions_are_those_of_the_first_core(text: str, want: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.open
-
-    def read(path: Any, *args: Any, **kwargs: Any) -> Any:
-        return io.StringIO(text) if path == "/proc/cpuinfo" else real(path, *args, **kwargs)
-
+    read = lambda path, *args, **kwargs: io.StringIO(text) if path == "/proc/cpuinfo" else real(path, *args, **kwargs)
     monkeypatch.setattr(builtins, "open", read)
-    here = Machine.here()
-    assert here.instructions == want
-    assert (here.processor == "AMD EPYC") == (text == X86)
+    source = Machine.here()
+    assert source.instructions == want
+    assert (source.processor == "AMD EPYC") == (text == X86)

@@ -1,4 +1,4 @@
-"""Meshes: their axes, where arrays lie, and the operations of steps whose rows or vocabulary are split."""
+"""Meshes: axes, placement of arrays, and operations on split rows or vocabularies."""
 
 from functools import partial
 from typing import Any, cast
@@ -29,9 +29,7 @@ MESH_WORDS = (
 def test_zeros_lie_where_their_types_say() -> None:
     over = Placement(hybridlm.mesh(data=2, model=2)).over(None, "model")
     types = (jax.ShapeDtypeStruct((1, 4), np.float32, sharding=over),) * 2
-    assert all(
-        one.sharding == over and not one.any() for made in (maker_of_zeros(types)(), zeros(types)) for one in made
-    )
+    assert all(item.sharding == over and not item.any() for r in (maker_of_zeros(types)(), zeros(types)) for item in r)
 
 
 def test_one_device_has_no_mesh_in_its_steps(text_lm: hybridlm.LM) -> None:
@@ -44,10 +42,10 @@ def test_one_device_has_no_mesh_in_its_steps(text_lm: hybridlm.LM) -> None:
 
 
 def test_a_mesh_has_the_axes_in_order() -> None:
-    made = hybridlm.mesh(data=2, expert=4)
-    assert made.axis_names == AXES and made.shape == {"data": 2, "model": 1, "expert": 4}
-    assert set(made.axis_types) == {AxisType.Auto}
-    assert read_mesh(" data=2, expert=4") == made and read_mesh(None) is None
+    mesh = hybridlm.mesh(data=2, expert=4)
+    assert mesh.axis_names == AXES and mesh.shape == {"data": 2, "model": 1, "expert": 4}
+    assert set(mesh.axis_types) == {AxisType.Auto}
+    assert read_mesh(" data=2, expert=4") == mesh and read_mesh(None) is None
 
 
 @pytest.mark.parametrize(
@@ -72,9 +70,9 @@ def test_texts_that_name_no_mesh(text: str) -> None:
 def test_meshes_of_users() -> None:
     """Axes in any order, some of them, of any type."""
     devices = np.array(jax.devices()).reshape(2, 4)
-    made = with_all_axes(Mesh(devices, ("model", "data"), axis_types=(AxisType.Explicit,) * 2))
-    assert made.shape == {"data": 4, "model": 2, "expert": 1} and set(made.axis_types) == {AxisType.Auto}
-    assert (made.devices[:, :, 0] == devices.T).all()
+    result = with_all_axes(Mesh(devices, ("model", "data"), axis_types=(AxisType.Explicit,) * 2))
+    assert result.shape == {"data": 4, "model": 2, "expert": 1} and set(result.axis_types) == {AxisType.Auto}
+    assert (result.devices[:, :, 0] == devices.T).all()
     with pytest.raises(ValueError, match=r"the axes x, y mean nothing here; expected some of data, model, expert"):
         with_all_axes(Mesh(devices, ("x", "y")))
     with pytest.raises(TypeError, match="expected hybridlm.mesh"):
@@ -82,14 +80,14 @@ def test_meshes_of_users() -> None:
 
 
 def test_lanes_that_do_not_divide() -> None:
-    made = hybridlm.mesh(data=4)
-    assert place(made, 8, sanitize=False).rows_over == "data"
+    mesh = hybridlm.mesh(data=4)
+    assert place(mesh, 8, sanitize=False).rows_over == "data"
     with pytest.raises(ValueError, match=r"6 lanes cannot be split over data=4 devices; 4 or 8 would do"):
-        place(made, 6, sanitize=False)
+        place(mesh, 6, sanitize=False)
     with pytest.raises(ValueError, match=r"3 lanes .*; 4 would do"):
-        place(made, 3, sanitize=False)
+        place(mesh, 3, sanitize=False)
     with pytest.raises(ValueError, match="sanitize"):
-        place(made, 8, sanitize=True)
+        place(mesh, 8, sanitize=True)
 
 
 def test_a_model_that_does_not_divide(text_lm: hybridlm.LM) -> None:
@@ -110,7 +108,7 @@ def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypat
 
 
 def test_a_row_moves_between_devices_bit_for_bit() -> None:
-    """Row numbers count the rows of all devices; no other row changes, and signs of zeros stay."""
+    """Row numbers count rows of all devices; other rows and signs of zeros stay."""
     rng = np.random.default_rng(0)
     source, target = (rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 4))
     source[:, 0] = -0.0
@@ -121,10 +119,10 @@ def test_a_row_moves_between_devices_bit_for_bit() -> None:
     )
     for read in range(8):
         write = (read + 1) % 4
-        (found,) = step(target, source, np.array([read], np.int32), np.array([write], np.int32))
+        (actual,) = step(target, source, np.array([read], np.int32), np.array([write], np.int32))
         expected = target.copy()
         expected[write] = source[read]
-        assert np.asarray(found).tobytes() == expected.tobytes()
+        assert np.asarray(actual).tobytes() == expected.tobytes()
 
 
 @pytest.mark.slow
@@ -137,7 +135,7 @@ def test_what_is_asked_of_split_logits_is_what_whole_ones_say() -> None:
     logits[5, 13] = np.inf
     token = rng.integers(16, size=12).astype(np.int32)
     token[6:] = logits[6:].argmax(axis=1)
-    whole, held = Vocabulary(16), Vocabulary(4, devices=4)
+    full, contents = Vocabulary(16), Vocabulary(4, devices=4)
 
     def asked(vocabulary: Vocabulary, logits: Any, token: Any) -> Any:
         best = [vocabulary.best(logits, count) for count in (1, 3, 6)]
@@ -145,10 +143,10 @@ def test_what_is_asked_of_split_logits_is_what_whole_ones_say() -> None:
         return vocabulary.whole(logits), vocabulary.log_total(logits), vocabulary.logit(logits, token), best, likely
 
     over = jax.shard_map(
-        partial(asked, held), mesh=hybridlm.mesh(model=4), in_specs=(P(None, "model"), P()), out_specs=P()
+        partial(asked, contents), mesh=hybridlm.mesh(model=4), in_specs=(P(None, "model"), P()), out_specs=P()
     )
-    found, expected = jax.jit(over)(logits, token), asked(whole, jnp.array(logits), jnp.array(token))
+    actual, expected = jax.jit(over)(logits, token), asked(full, jnp.array(logits), jnp.array(token))
     good = np.arange(12) != 3  # top_k of NaN is not defined
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(one)[good], np.asarray(other)[good], rtol=1e-6)
-    assert not found[-1][3] and found[-1][6:].all() and np.isnan(found[1][3])
+    for item, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(item)[good], np.asarray(other)[good], rtol=1e-6)
+    assert not actual[-1][3] and actual[-1][6:].all() and np.isnan(actual[1][3])

@@ -1,4 +1,4 @@
-"""Over a mesh, what is read and changed inside a model is what one device reads and changes, and of one lane alone."""
+"""Over a mesh, reads and changes inside a model equal those on one device."""
 
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,11 @@ def loaded(name: str, folder: Path, axes: tuple[int, int, int]) -> tuple[hybridl
     )
 
 
-def changes_of(one: hybridlm.LM) -> list[list[Intervention]]:
-    """Every kind of intervention that the model has the place for, each in a text of its own; the last have none."""
-    width, sites = one.config.hidden_size, one.model.sites()
+def changes_of(lm: hybridlm.LM) -> list[list[Intervention]]:
+    """Every possible kind of intervention, each in its own text; the last texts have none."""
+    width, sites = lm.config.hidden_size, lm.model.sites()
     vector = RNG.normal(size=width)
-    found: list[list[Intervention]] = [
+    results: list[list[Intervention]] = [
         [
             Intervention.add(vector, hidden_state=1),
             Intervention.replace_hidden_state(vector, hidden_state=2, positions=3),
@@ -45,44 +45,44 @@ def changes_of(one: hybridlm.LM) -> list[list[Intervention]]:
         for layer in [i for i, each in enumerate(sites) if kind in each][:1]:
             last, mixer = sites[layer][kind] - 1, None if kind == "expert" else kind
             ablate: Any = Intervention.ablate_expert if kind == "expert" else Intervention.ablate_head
-            found.append([ablate(layer, last, **({"mixer": mixer} if mixer else {}))])
-    states = one.score(TEXTS[7:], states=True, positions=[4])[0].captured
+            results.append([ablate(layer, last, **({"mixer": mixer} if mixer else {}))])
+    states = lm.score(TEXTS[7:], states=True, positions=[4])[0].captured
     assert states is not None
     patch = Intervention.patch(states, 4, at=2)
     scale = next(change for change in patch if change.array in ("recurrent", "conv"))
     head = 1 if scale.array == "recurrent" else None
-    found.append([Intervention.scale_state(scale.layer, 0.25, head=head, array=scale.array, positions=[3, 5])])
-    return [*found, patch, [], []]
+    results.append([Intervention.scale_state(scale.layer, 0.25, head=head, array=scale.array, positions=[3, 5])])
+    return [*results, patch, [], []]
 
 
-def check_captured(found: Any, expected: Any, tolerance: float) -> None:
-    assert found.positions.tolist() == expected.positions.tolist()
+def check_captured(actual: Any, expected: Any, tolerance: float) -> None:
+    assert actual.positions.tolist() == expected.positions.tolist()
     for i, rows in expected.hidden_states.items():
-        np.testing.assert_allclose(found.hidden_states[i], rows, rtol=0, atol=tolerance)
-    assert found.states.keys() == expected.states.keys() and found.dims == expected.dims
+        np.testing.assert_allclose(actual.hidden_states[i], rows, rtol=0, atol=tolerance)
+    assert actual.states.keys() == expected.states.keys() and actual.dims == expected.dims
     for name, states in expected.states.items():
-        np.testing.assert_allclose(found.states[name], states, rtol=0, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(actual.states[name], states, rtol=0, atol=tolerance, err_msg=name)
 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) for name in FAMILIES])
 def test_every_read_and_change_is_that_of_one_device(tmp_path: Path, name: str, axes: tuple[int, int, int]) -> None:
-    one, over = loaded(name, tmp_path, axes)
-    tolerance = TOLERANCES[one.config.family.removesuffix("_text")]
-    changes = changes_of(one)
-    texts, layers = TEXTS[: len(changes)], [0, 1, one.config.num_layers]
+    model, over = loaded(name, tmp_path, axes)
+    tolerance = TOLERANCES[model.config.family.removesuffix("_text")]
+    changes = changes_of(model)
+    texts, layers = TEXTS[: len(changes)], [0, 1, model.config.num_layers]
     plain = over.score(texts)
-    asked: dict[str, Any] = {"hidden_states": layers, "states": True, "positions": [0, 4, 8]}
-    for a, b in zip(over.score(texts, **asked), one.score(texts, **asked), strict=True):
+    request: dict[str, Any] = {"hidden_states": layers, "states": True, "positions": [0, 4, 8]}
+    for a, b in zip(over.score(texts, **request), model.score(texts, **request), strict=True):
         check_captured(a.captured, b.captured, tolerance)
-    found, expected = (lm.score(texts, interventions=changes) for lm in (over, one))
-    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+    actual, expected = (lm.score(texts, interventions=changes) for lm in (over, model))
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=tolerance)
-        kept = a.logprobs.tobytes() == plain[i].logprobs.tobytes()
+        mask = a.logprobs.tobytes() == plain[i].logprobs.tobytes()
         # A text may have no token that is routed to the expert.
-        assert kept == (not changes[i]) or changes[i][0].kind == "ablate_expert"
+        assert mask == (not changes[i]) or changes[i][0].kind == "ablate_expert"
     settings: dict[str, Any] = {"max_tokens": 3, "ignore_eos": True, "logprobs": 0, "hidden_states": layers}
-    generated = [lm.generate(texts, interventions=changes, **settings) for lm in (over, one)]
+    generated = [lm.generate(texts, interventions=changes, **settings) for lm in (over, model)]
     for a, b in zip(*generated, strict=True):
         if a.token_ids == b.token_ids:
             check_captured(a.captured, b.captured, tolerance)
@@ -93,7 +93,7 @@ def test_every_read_and_change_is_that_of_one_device(tmp_path: Path, name: str, 
 
 @pytest.mark.slow
 def test_a_disturbed_lane_changes_no_bit_of_another(tmp_path: Path) -> None:
-    """NaN in a vector and in a state, beside lanes on the same device and on others."""
+    """NaN in a vector and a state, with neighbours on the same and other devices."""
     _, over = loaded("sparse_base", tmp_path, (2, 2, 2))
     nan = np.full(over.config.hidden_size, np.nan)
     state = over.score(TEXTS[:1], states=True)[0].captured
@@ -108,10 +108,10 @@ def test_a_disturbed_lane_changes_no_bit_of_another(tmp_path: Path) -> None:
         probing = over.text_model.probing(  # type: ignore[attr-defined]
             ProbeSettings(interventions=[first, other, other, []]), [ScoredIds((*text,)) for text in TEXTS[:4]], None
         )
-        return [one.logprobs for one in scores(over.engine, [(*text,) for text in TEXTS[:4]], probing=probing)]
+        return [score.logprobs for score in scores(over.engine, [(*text,) for text in TEXTS[:4]], probing=probing)]
 
     mild, disturbed = run(np.zeros_like(nan), np.zeros_like(bad)), run(nan, bad)
     assert np.isnan(disturbed[0][3:]).all()
     for lane in (1, 2, 3):
         assert mild[lane].tobytes() == disturbed[lane].tobytes()
-    assert jax.tree.all(jax.tree.map(lambda one: np.isfinite(one[1:]).all(), mild))
+    assert jax.tree.all(jax.tree.map(lambda item: np.isfinite(item[1:]).all(), mild))

@@ -28,14 +28,14 @@ Run = Callable[..., Any]
 
 
 def example(lm: hybridlm.LM) -> tuple[Any, ...]:
-    """Operands of the step that samples a token, of lanes with used rows, one of them idle."""
+    """Operands of a sampling step with used rows and one idle lane."""
     rng = np.random.default_rng(0)
     params, rows, inputs = lm.engine.example_arguments(Shape("generate", LANES, 1, LANES))
 
-    def used(one: Any) -> np.ndarray:
-        if np.issubdtype(one.dtype, np.floating):
-            return rng.normal(size=one.shape).astype(one.dtype)
-        return rng.integers(0, 60, one.shape).astype(one.dtype)
+    def used(array: Any) -> np.ndarray:
+        if np.issubdtype(array.dtype, np.floating):
+            return rng.normal(size=array.shape).astype(array.dtype)
+        return rng.integers(0, 60, array.shape).astype(array.dtype)
 
     tokens = rng.integers(0, 60, inputs.batch.tokens.shape).astype(np.int32)
     count = np.arange(LANES, dtype=np.int32)
@@ -49,63 +49,58 @@ def of_lanes(contract: LaneContract) -> Any:
 
 
 def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
-    def apart(array: Any) -> Any:
-        return array.reshape(DEVICES, EACH, *array.shape[1:])
-
+    split = lambda array: array.reshape(DEVICES, EACH, *array.shape[1:])
     split = of_lanes(contract)
-    given = jax.tree.map(lambda lanes, part: jax.tree.map(apart, part) if lanes else part, split, args)
-    return jax.pmap(step, in_axes=jax.tree.map(lambda lanes: 0 if lanes else None, split)), given
+    tree = jax.tree.map(lambda lanes, part: jax.tree.map(split, part) if lanes else part, split, args)
+    return jax.pmap(step, in_axes=jax.tree.map(lambda lanes: 0 if lanes else None, split)), tree
 
 
 def over_data(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:
     mesh = hybridlm.mesh(data=DEVICES)
-
-    def placed(lanes: bool, part: Any) -> Any:
-        return jax.device_put(part, NamedSharding(mesh, P("data") if lanes else P()))
-
-    given = jax.tree.map(placed, of_lanes(contract), args)
-    return jax.jit(sharded(step, given, contract, mesh)), given
+    placed = lambda lanes, part: jax.device_put(part, NamedSharding(mesh, P("data") if lanes else P()))
+    tree = jax.tree.map(placed, of_lanes(contract), args)
+    return jax.jit(sharded(step, tree, contract, mesh)), tree
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["sparse_base", "dense_base", "nemotron_latent", "olmo_base"])
 def test_a_step_of_a_model_exchanges_nothing_over_data(tmp_path: Path, name: str) -> None:
-    """The engine's own step: the tokens it samples, and the rows it leaves, are those of one device."""
+    """The engine's own step samples the same tokens and leaves the same rows."""
     directory = write_random_checkpoint(name, tmp_path, **FAMILIES[name])
     lm = hybridlm.load(directory, lanes=LANES, context=64, dtype="float32", chunk=1, certify="off")
     step, contract = lm.engine.programs.step(Shape("generate", LANES, 1, LANES))
     args = example(lm)
     expected = jax.device_get(jax.jit(step)(*args))
     for split in (over_data, *([pmapped] if hasattr(jax, "pmap") else [])):
-        run, given = split(step, contract, args)
-        assert collectives_in(run.lower(*given).compile().as_text()) == []  # type: ignore[attr-defined]  # jitted
-        found = jax.device_get(run(*given))
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert one.size == other.size
+        run, settings = split(step, contract, args)
+        assert collectives_in(run.lower(*settings).compile().as_text()) == []  # type: ignore[attr-defined]  # jitted
+        arrays = jax.device_get(run(*settings))
+        for array, other in zip(jax.tree.leaves(arrays), jax.tree.leaves(expected), strict=True):
+            assert array.size == other.size
             tolerance = TOLERANCES[lm.config.family.removesuffix("_text")]
-            np.testing.assert_allclose(one.reshape(other.shape), other, rtol=0, atol=tolerance)
+            np.testing.assert_allclose(array.reshape(other.shape), other, rtol=0, atol=tolerance)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(jax, "pmap"), reason="this JAX has no pmap")
 def test_lines_of_the_documentation_exchange_nothing(tmp_path: Path, root: Path) -> None:
-    """The lines as they stand in docs/devices.md, run for a model with experts."""
+    """The lines of docs/devices.md, run for a model with experts."""
     text = (root / "docs" / "devices.md").read_text()
     (lines,) = re.findall(r"```python\n(graph, params = .*?)```", text, re.DOTALL)
     lm = hybridlm.load(write_random_checkpoint("sparse_base", tmp_path), context=64, dtype="float32", certify="off")
-    said: dict[str, Any] = {"lm": lm, "hybridlm": hybridlm, "jax": jax, "jnp": jnp, "nnx": nnx, "P": P}
-    exec(lines, said)
+    message: dict[str, Any] = {"lm": lm, "hybridlm": hybridlm, "jax": jax, "jnp": jnp, "nnx": nnx, "P": P}
+    exec(lines, message)
     rng = np.random.default_rng(0)
     tokens, positions = rng.integers(0, 60, (LANES, 1)).astype(np.int32), np.arange(LANES, dtype=np.int32)
     state = jax.tree.map(jnp.asarray, lm.model.init_state(LANES, 64, jnp.float32))
-    logits, after = jax.jit(said["step"])(said["params"], tokens, positions, state)
-    whole = tokens, positions, state
-    apart = jax.tree.map(lambda one: one.reshape(DEVICES, EACH, *one.shape[1:]), whole)
-    for name, given in (("over_data", whole), ("mapped", apart)):
-        assert collectives_in(said[name].lower(said["params"], *given).compile().as_text()) == []
-        found = said[name](said["params"], *given)
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves((logits, after)), strict=True):
-            np.testing.assert_allclose(np.asarray(one).reshape(other.shape), other, rtol=0, atol=2e-3)
+    logits, final = jax.jit(message["step"])(message["params"], tokens, positions, state)
+    full = tokens, positions, state
+    tree = jax.tree.map(lambda item: item.reshape(DEVICES, EACH, *item.shape[1:]), full)
+    for name, settings in (("over_data", full), ("mapped", tree)):
+        assert collectives_in(message[name].lower(message["params"], *settings).compile().as_text()) == []
+        result = message[name](message["params"], *settings)
+        for array, other in zip(jax.tree.leaves(result), jax.tree.leaves((logits, final)), strict=True):
+            np.testing.assert_allclose(np.asarray(array).reshape(other.shape), other, rtol=0, atol=2e-3)
 
 
 def test_every_collective_is_found_in_text() -> None:

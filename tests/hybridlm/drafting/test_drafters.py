@@ -1,4 +1,4 @@
-"""Drafts of the next tokens, how far they are trusted, and what is refused."""
+"""Drafts of the next tokens, how far they are trusted, and refusals."""
 
 from typing import Any
 
@@ -50,9 +50,9 @@ def test_what_may_draft() -> None:
     assert drafters(None) is None
     ngram = drafters("ngram")
     assert ngram is not None and ngram() is not ngram()  # each sequence has its own
-    mine = Fixed([1])
-    own = drafters(mine)
-    assert own is not None and own() is mine
+    fixed = Fixed([1])
+    local = drafters(fixed)
+    assert local is not None and local() is fixed
     with pytest.raises(ValueError, match="expected 'ngram', 'mtp', None or an object with propose.*got 'medusa'"):
         drafters("medusa")  # type: ignore[arg-type]  # wrong on purpose
     for wrong in (3, NgramDrafter, True):
@@ -74,28 +74,28 @@ def test_what_a_drafter_may_answer() -> None:
 
 
 def test_acceptance() -> None:
-    one = Acceptance(0.5)
-    assert one.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
+    acceptance = Acceptance(0.5)
+    assert acceptance.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
     for _ in range(20):
-        one.observe(4, 4)
-    assert one.expected(4) > 3.5
+        acceptance.observe(4, 4)
+    assert acceptance.expected(4) > 3.5
     for _ in range(20):
-        one.observe(4, 0)
-    assert one.expected(4) < 0.6
+        acceptance.observe(4, 0)
+    assert acceptance.expected(4) < 0.6
 
 
 def test_pauses_grow_until_drafts_are_right_again() -> None:
-    one = Acceptance(0.5)
-    assert one.should_draft(0)
-    one.pause(10)
-    assert not one.should_draft(10 + MIN_PAUSE - 1) and one.should_draft(10 + MIN_PAUSE)
-    one.pause(50)
-    assert not one.should_draft(50 + 2 * MIN_PAUSE - 1) and one.should_draft(50 + 2 * MIN_PAUSE)
-    assert one.rate == 0.5
+    acceptance = Acceptance(0.5)
+    assert acceptance.should_draft(0)
+    acceptance.pause(10)
+    assert not acceptance.should_draft(10 + MIN_PAUSE - 1) and acceptance.should_draft(10 + MIN_PAUSE)
+    acceptance.pause(50)
+    assert not acceptance.should_draft(50 + 2 * MIN_PAUSE - 1) and acceptance.should_draft(50 + 2 * MIN_PAUSE)
+    assert acceptance.rate == 0.5
     for _ in range(20):
-        one.observe(4, 4)
-    one.pause(200)
-    assert one.should_draft(200 + MIN_PAUSE)
+        acceptance.observe(4, 4)
+    acceptance.pause(200)
+    assert acceptance.should_draft(200 + MIN_PAUSE)
 
 
 def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
@@ -104,15 +104,14 @@ def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
     for _ in range(100):
         prior.observe(4, 0)
     assert Acceptance(prior.rate).expected(4) < 0.1
-    begun = [prior.begin() for _ in range(32)]
-    assert [rate > 0.7 for rate in begun].count(True) == 2
+    assert [rate > 0.7 for rate in [prior.begin() for _ in range(32)]].count(True) == 2
     for _ in range(100):
         prior.observe(1, 1)
     assert Acceptance(prior.rate).expected(4) > 3.5
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
-    """Two sequences are enough to learn that drafts are never right, where verifying costs as much as 1.5 steps."""
+    """Two sequences suffice to stop drafting if verifying costs 1.5 steps."""
     prior = AcceptancePrior(0.9)
     prior.observe(4, 0)
     prior.observe(4, 0)

@@ -1,4 +1,4 @@
-"""Blocks of GGUF files that stay packed: the numbers of `gguf.quants`, in the order of the original's heads."""
+"""Packed GGUF blocks: the numbers of `gguf.quants` in the original order of heads."""
 
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,10 @@ def named(kind: str, rows: int, columns: int, heads: Heads | None = None) -> Nam
 def numbers(tensor: NamedTensor, raw: np.ndarray) -> np.ndarray:
     form = tensor.packed_form()
     assert form is not None
-    found = tensor.packed(raw.reshape(-1), form, Path("t.gguf"))
-    parts = (found.codes, found.scale, found.matrix_scale, found.zero)
-    codes, scale, whole, zero = (None if one is None else jnp.asarray(one) for one in parts)
-    return np.asarray(QuantisedWeight(codes, scale, whole, zero, form.kind, "float32").numbers())
+    result = tensor.packed(raw.reshape(-1), form, Path("t.gguf"))
+    parts = (result.codes, result.scale, result.matrix_scale, result.zero)
+    codes, scale, full, zero = (None if part is None else jnp.asarray(part) for part in parts)
+    return np.asarray(QuantisedWeight(codes, scale, full, zero, form.kind, "float32").numbers())
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def numbers(tensor: NamedTensor, raw: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", PACKED_TYPES)
 def test_packed_numbers_are_those_of_the_package(kind: str, heads: Heads | None) -> None:
     raw, tensor = random_blocks(kind, 16, 512, size=1), named(kind, 16, 512, heads)
-    found = numbers(tensor, raw)
-    np.testing.assert_array_equal(found, tensor.numbers(raw.reshape(-1), Path("t.gguf")))
-    assert heads is not None or np.array_equal(found, gguf.quants.dequantize(raw, Type[kind]))
+    result = numbers(tensor, raw)
+    np.testing.assert_array_equal(result, tensor.numbers(raw.reshape(-1), Path("t.gguf")))
+    assert heads is not None or np.array_equal(result, gguf.quants.dequantize(raw, Type[kind]))
 
 
 def test_a_scale_that_is_not_finite_is_refused() -> None:
@@ -93,27 +93,25 @@ SIZES |= {
         ("qwen35moe", "sparse_base", {"moe_intermediate_size": 256, "shared_expert_intermediate_size": 256}),
     ],
 )
-def test_a_model_of_k_quants_stays_packed(
-    tmp_path: Path, architecture: str, source: str, fields: dict[str, Any]
-) -> None:
+def test_a_model_of_k_quants_stays_packed(tmp_path: Path, architecture: str, source: str, fields: dict[str, Any]):
     plain = write_random_checkpoint(source, tmp_path / "plain", **SIZES, **fields)
     path = write_gguf(tmp_path / "m.gguf", architecture, mixed, source=plain)
     settings: dict[str, Any] = {"lanes": 2, "context": 32, "chunk": 8, "compilation_cache": False}
     packed, plain = (hybridlm.load(path, dequantise=dtype, **settings) for dtype in (None, "bfloat16"))
-    matrices = {name for name, one in packed.params.items() if one.ndim > 1 and "conv1d" not in name}
-    kept = {name for name, one in packed.params.items() if isinstance(one, QuantisedWeight)}
+    matrices = {name for name, array in packed.params.items() if array.ndim > 1 and "conv1d" not in name}
+    names = {name for name, array in packed.params.items() if isinstance(array, QuantisedWeight)}
     # One row, which the file has as a vector of float32.
-    assert {name.rpartition(".")[2] for name in matrices - kept} <= {"shared_expert_gate"}
+    assert {name.rpartition(".")[2] for name in matrices - names} <= {"shared_expert_gate"}
     prompts = [[3, 5, 7, 9, 1], [4, 4]]
-    found, expected = (
-        [one.token_ids for one in lm.generate(prompts, max_tokens=6, ignore_eos=True)] for lm in (packed, plain)
+    actual, expected = (
+        [item.token_ids for item in lm.generate(prompts, max_tokens=6, ignore_eos=True)] for lm in (packed, plain)
     )
-    assert found == expected
-    for one, other in zip(packed.score(prompts), plain.score(prompts), strict=True):
-        np.testing.assert_allclose(one.logprobs[1:], other.logprobs[1:], atol=2e-2)
-    assert not any(one.faults for one in packed.certificates.values())
+    assert actual == expected
+    for completion, other in zip(packed.score(prompts), plain.score(prompts), strict=True):
+        np.testing.assert_allclose(completion.logprobs[1:], other.logprobs[1:], atol=2e-2)
+    assert not any(certificate.faults for certificate in packed.certificates.values())
     packed.save(tmp_path / "saved")
     saved = hybridlm.load(tmp_path / "saved", **settings)
-    for name, one in packed.params.items():
-        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(saved.params[name]), strict=True):
+    for name, completion in packed.params.items():
+        for a, b in zip(jax.tree.leaves(completion), jax.tree.leaves(saved.params[name]), strict=True):
             np.testing.assert_array_equal(np.asarray(a), np.asarray(b))

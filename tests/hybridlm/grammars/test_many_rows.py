@@ -13,6 +13,8 @@ import pytest
 def test_every_row_has_its_form(root: Path, drafts: list[str]) -> None:
     command = [sys.executable, root / "scripts" / "demo" / "structured_rows.py", "5000", *drafts]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("5,000 rows") and done.stdout.endswith(" 0 without their form\n")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.splitlines()[-1].startswith("5,000 rows") and process.stdout.endswith(
+        " 0 without their form\n"
+    )

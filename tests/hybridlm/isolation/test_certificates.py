@@ -1,4 +1,4 @@
-"""The page of certificates, which the site's build makes, has a checkpoint of every family."""
+"""The page of certificates has a checkpoint of every family."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`load(..., certify=...)`: the engine runs certified steps only, unless it is told otherwise."""
+"""`load(..., certify=...)`: the engine runs certified steps only, unless told otherwise."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) ->
     lm = hybridlm.load(directory, certify="warn", **SETTINGS)
     with pytest.warns(CertificationWarning) as warned:
         lm.generate(PROMPTS, max_tokens=1)
-    assert any(LEAK in str(one.message) for one in warned)
+    assert any(LEAK in str(finding.message) for finding in warned)
     (certificate,) = lm.certificates.values()
     assert certificate.faults and not certificate.holds
 

@@ -1,4 +1,4 @@
-"""scripts/check_device.py: records, page and archives after faults, hangs and kills, and checks that see a fault.
+"""scripts/check_device.py: records, page and archives after faults, hangs and kills.
 
 .ci/run rehearses the whole script.
 """
@@ -55,7 +55,7 @@ def unavailable() -> dict[str, Any]:
 
 
 def test_each_check_has_a_record_with_its_verdict_and_figures(records: Records, tmp_path: Path) -> None:
-    kept: list[str] = []
+    saved: list[str] = []
     works: dict[str, Callable[[], Any]] = {
         "a": lambda: {"us": np.float32(2)},
         "b": wrong,
@@ -63,12 +63,12 @@ def test_each_check_has_a_record_with_its_verdict_and_figures(records: Records, 
         "d": unavailable,
     }
     for name, work in works.items():
-        records.check(name, work, lambda name=name: kept.append(name))
-    found = {record["name"]: record for record in read_records(tmp_path)}
-    assert [record["verdict"] for record in found.values()] == [PASSED, FAILED, FAILED, NOT_RUN]
-    assert found["a"]["figures"] == {"us": 2.0} and found["c"]["figures"] == {"error": 2.0}
-    assert "in wrong" in found["b"]["traceback"] and found["b"]["why"].startswith("ValueError: lane 1")
-    assert kept == ["b", "c"]
+        records.check(name, work, lambda name=name: saved.append(name))
+    result = {record["name"]: record for record in read_records(tmp_path)}
+    assert [record["verdict"] for record in result.values()] == [PASSED, FAILED, FAILED, NOT_RUN]
+    assert result["a"]["figures"] == {"us": 2.0} and result["c"]["figures"] == {"error": 2.0}
+    assert "in wrong" in result["b"]["traceback"] and result["b"]["why"].startswith("ValueError: lane 1")
+    assert saved == ["b", "c"]
 
 
 def test_checks_behind_the_deadline_do_not_run(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every mutant of the engine is found in the same traffic by who has to find it, and nothing in the right engine."""
+"""The responsible check finds every engine mutant in the same traffic, and nothing else."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mutants.catalogue import MUTANTS as STEP_MUTANTS
 
 import hybridlm
 
-SANITIZED = [id for id, one in MUTANTS.items() if one.finder is Finder.SANITIZER]
+SANITIZED = [id for id, mutant in MUTANTS.items() if mutant.finder is Finder.SANITIZER]
 ALL = {*MUTANTS, *STEPS, *HOSTS, *KEPT, *LAYERS, *COMMITTED}
 KNOWN = {
     "mixed batches": """vLLM#39273 vLLM#40738 vLLM#51812 vLLM#40766 vLLM#55894 vLLM#47123 SGLang#39342 vLLM#34871""",
@@ -30,24 +30,22 @@ KNOWN = {
 
 
 @pytest.fixture(scope="module")
-def alone(text_lm: hybridlm.LM) -> list[traffic.Alone]:
+def alones(text_lm: hybridlm.LM) -> list[traffic.Alone]:
     return traffic.alone(text_lm)
 
 
 @pytest.mark.slow
-def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
-    assert traffic.finder(text_lm, alone) is None
-    reasons = [one.finish_reason for one in alone]
+def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, alones: list[traffic.Alone]) -> None:
+    assert traffic.finder(text_lm, alones) is None
+    reasons = [completion.finish_reason for completion in alones]
     assert reasons.count("stop") >= 2 and reasons.count("length") >= 5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", [id for id in MUTANTS if id not in SANITIZED])
-def test_mutant_is_found(
-    text_lm: hybridlm.LM, alone: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mutant_is_found(text_lm: hybridlm.LM, alones: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch):
     MUTANTS[id].fault(monkeypatch)
-    assert traffic.finder(text_lm, alone) is MUTANTS[id].finder
+    assert traffic.finder(text_lm, alones) is MUTANTS[id].finder
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +71,8 @@ def test_mutant_of_the_cache_is_found(
 
 
 @pytest.mark.long
-def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alone: list[traffic.Alone]) -> None:
-    assert traffic.finder(sanitized_lm, alone) is None
+def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, alones: list[traffic.Alone]) -> None:
+    assert traffic.finder(sanitized_lm, alones) is None
 
 
 @pytest.mark.long
@@ -114,9 +112,8 @@ def test_every_mechanism_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("theme", KNOWN)
 def test_no_known_report_is_left_out(theme: str) -> None:
-    known = {id.replace("_", " ", 1) for id in KNOWN[theme].split()}
-    reported = {report.id for report in (*MIXED_BATCHES, *ROLLBACK, *PREFIXES)}
-    assert not known - reported
+    table = {id.replace("_", " ", 1) for id in KNOWN[theme].split()}
+    assert not table - {report.id for report in (*MIXED_BATCHES, *ROLLBACK, *PREFIXES)}
 
 
 def test_table_has_a_line_for_each_mutant_and_report() -> None:

@@ -1,4 +1,4 @@
-"""No sequence reaches another: every lane of every real step is changed in turn, and all other lanes compared by bits.
+"""Isolation: every lane of every real step is changed, all other lanes compared bitwise.
 
 The same helper has to find the leaks that are put in on purpose, or these tests would mean nothing.
 """
@@ -70,14 +70,14 @@ def drafting() -> hybridlm.LM:
 
 
 def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
-    found = measure(lm, shape)
-    assert found.leaks == []
+    figures = measure(lm, shape)
+    assert figures.leaks == []
     # what is changed must matter somewhere, or the test sees nothing; idle lanes and settings of greedy lanes need not
-    assert (0, "everything") not in found.inert and (2, "everything") not in found.inert
-    assert (1, "args[2].batch.tokens") not in found.inert
+    assert (0, "everything") not in figures.inert and (2, "everything") not in figures.inert
+    assert (1, "args[2].batch.tokens") not in figures.inert
     first_mixer = lm.engine.new_rows(1).layers[0][0]
     for path, _ in jax.tree_util.tree_leaves_with_path(first_mixer):
-        assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in found.inert
+        assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in figures.inert
 
 
 @pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
@@ -88,12 +88,12 @@ def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", PROBED, ids=lambda shape: f"{shape.step}-{shape.tokens}")
 def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
-    found = measure(lm, shape)
-    assert found.leaks == []
-    seen = ["layers", "vectors.vector", *(["places"] if shape.step == "score" else [])]
-    seen += ["ablations.unit"] if any(lm.model.sites()) else []  # Mamba has no heads or experts
-    seen = [f"args[2].probes.{name}" for name in seen]
-    assert [source for source in seen if all((lane, source) in found.inert for lane in range(LANES))] == []
+    figures = measure(lm, shape)
+    assert figures.leaks == []
+    calls = ["layers", "vectors.vector", *(["places"] if shape.step == "score" else [])]
+    calls += ["ablations.unit"] if any(lm.model.sites()) else []  # Mamba has no heads or experts
+    calls = [f"args[2].probes.{name}" for name in calls]
+    assert [source for source in calls if all((lane, source) in figures.inert for lane in range(LANES))] == []
 
 
 @pytest.mark.long
@@ -124,7 +124,7 @@ def batch_mean(step: Step) -> Step:
 
 
 def last_slot(step: Step) -> Step:
-    """An idle lane writes its row to the last active one: what a clamped padding index does."""
+    """An idle lane writes to the last active row, as a clamped index does."""
 
     def wrong(params, pools, inputs):
         out, new = step(params, pools, inputs)
@@ -161,7 +161,7 @@ def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> 
 
 
 def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """NaN in some places; in whole numbers the last token of the vocabulary, which nobody else samples."""
+    """Put NaN in some places; in integers put the last token of the vocabulary."""
     return np.where(where, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else VOCAB - 1), leaf)
 
 
@@ -172,12 +172,12 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
         args = arguments(lm, shape)
         poisoned = jax.tree.map(lambda leaf: poison(leaf, np.arange(leaf.size).reshape(leaf.shape) % 3 == 0), args[1])
         _, pools = run(args[0], poisoned, *args[2:])
-        for before, after in zip(jax.tree.leaves(poisoned), jax.tree.leaves(pools), strict=True):
-            assert np.asarray(after)[3].tobytes() == before[3].tobytes()
+        for initial, final in zip(jax.tree.leaves(poisoned), jax.tree.leaves(pools), strict=True):
+            assert np.asarray(final)[3].tobytes() == initial[3].tobytes()
 
 
 def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
-    """The other lanes' rows are NaN, and so is the embedding that they and all padding read."""
+    """The other lanes' rows are NaN, as is the embedding of their tokens and padding."""
     assert not lm.config.tied
     *_, run = program(lm, shape)
     params, pools, inputs = arguments(lm, shape)
@@ -185,9 +185,9 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
     where = list(lm.params).index("embed_tokens")
     poisoned = tuple(p.at[0].set(jnp.nan) if i == where else p for i, p in enumerate(params))
     lane = 1
-    others = np.arange(LANES) != lane
-    poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, others.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
-    poisoned_tokens = np.where(others[:, None] | (np.arange(shape.tokens) >= lengths[:, None]), 0, inputs.batch.tokens)
+    mask = np.arange(LANES) != lane
+    poisoned_pools = jax.tree.map(lambda leaf: poison(leaf, mask.reshape((LANES,) + (1,) * (leaf.ndim - 1))), pools)
+    poisoned_tokens = np.where(mask[:, None] | (np.arange(shape.tokens) >= lengths[:, None]), 0, inputs.batch.tokens)
     out, new = run(params, pools, inputs)
     poisoned_batch = inputs.batch._replace(tokens=poisoned_tokens.astype(np.int32))
     poisoned_out, poisoned_new = run(poisoned, poisoned_pools, inputs._replace(batch=poisoned_batch))

@@ -1,4 +1,4 @@
-"""A model on a backend that does not say where it places values: its steps are proved, not audited, and run."""
+"""A backend without buffer assignment: steps are proved, run, and not audited."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ PROMPTS = [[5, 9, 3], [7, 2, 60, 8], [4]]
 
 
 def answers(lm: hybridlm.LM) -> list[tuple[int, ...]]:
-    return [tuple(one.token_ids) for one in lm.generate(PROMPTS, max_tokens=4, ignore_eos=True)]
+    return [tuple(completion.token_ids) for completion in lm.generate(PROMPTS, max_tokens=4, ignore_eos=True)]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def test_steps_without_a_buffer_assignment_run(
 
 @pytest.mark.long
 def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Path, monkeypatch) -> None:
-    found = []
-    before = jax.config.values["jax_compilation_cache_dir"]
+    results = []
+    initial = jax.config.values["jax_compilation_cache_dir"]
     try:
         for hidden in (False, True):
             if hidden:
@@ -56,10 +56,10 @@ def test_audit_of_what_xla_writes_is_the_usual_one(directory: Path, tmp_path: Pa
             lm = hybridlm.load(directory, compilation_cache=tmp_path / str(hidden), **SETTINGS)
             lm.generate([[5, 9, 3]], max_tokens=2, ignore_eos=True)
             lm.score([[5, 9, 3]])
-            found.append(lm.certificates)
+            results.append(lm.certificates)
     finally:
-        hybridlm.load(directory, compilation_cache=before or False, **SETTINGS)
-    usual, written = found
+        hybridlm.load(directory, compilation_cache=initial or False, **SETTINGS)
+    usual, written = results
     assert written == usual and len(written) == 4
     assert all(certificate.holds for certificate in written.values())
 
@@ -85,5 +85,5 @@ def test_verify_says_so_and_goes_on(directory: Path, tmp_path: Path, monkeypatch
     assert len(re.findall(r"│ *not audited *│", result.output)) == 5
     assert "all 5 steps are proved, and 5 of them NOT AUDITED" in result.output
     assert "\nnot audited:\n" in result.output and "no buffer assignment" in result.output
-    found = [Certificate.from_json(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert len(found) == 5 and all(one.not_audited and one.is_proof and not one.holds for one in found)
+    out = [Certificate.from_json(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(out) == 5 and all(c.not_audited and c.is_proof and not c.holds for c in out)

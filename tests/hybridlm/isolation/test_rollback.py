@@ -1,4 +1,4 @@
-"""Random schedules of drafts, cancels, moves and hits: every row holds its accepted tokens, after every step."""
+"""Random schedules of drafts, cancels, moves and hits: rows hold accepted tokens after every step."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def always() -> Iterator[None]:
 
 
 def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budget: Any) -> tuple[int, dict[str, int]]:
-    """Perform the actions, then all that is left; returns how often a row was compared, and what the cache counted.
+    """Perform the actions and the remaining work; return counts of compared rows and cache events.
 
     Args:
         pattern: of the drafts; None for those of whoever drafts as loaded.
@@ -79,8 +79,8 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
             for lane in range(engine.lanes):  # so that pools have all their rows from the first step on
                 watched.join(lane % len(PROMPTS), 4 + lane)
             watched.step()
-            for kind, *which in actions:
-                getattr(watched, kind)(*which)
+            for kind, *choice in actions:
+                getattr(watched, kind)(*choice)
             watched.finish()
             return watched.checked, {} if cache is None else cache.stats
     finally:
@@ -112,30 +112,30 @@ def of_a_head(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @given(ACTIONS, st.sampled_from([None, "300kB"]))
 @settings(max_examples=40)
 def test_random_schedules_of_a_models_own_head(of_a_head: Replayed, actions: list[Any], budget: Any) -> None:
-    """The head's own rows, too, which hold pairs of accepted tokens."""
+    """The rows of the draft head hold pairs of accepted tokens, too."""
     run(of_a_head, actions, None, budget)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pattern", [[4], [4, 8, 3, 0, 7, 2, 9], [8, 6, 1]])
 def test_64_drafts(of_many_drafts: Replayed, pattern: list[int]) -> None:
-    before = of_many_drafts.lm.stats["accepted_tokens"]
+    initial = of_many_drafts.lm.stats["accepted_tokens"]
     run(of_many_drafts, [("join", number, 200) for number in range(3)], pattern, None)
-    assert of_many_drafts.lm.stats["accepted_tokens"] > before + 100
+    assert of_many_drafts.lm.stats["accepted_tokens"] > initial + 100
 
 
 def check_events(replayed: Replayed) -> None:
-    """Drafts are accepted and rejected; states are gone on from, moved to the host and dropped."""
-    before, kept = dict(replayed.lm.stats), Counter[str]()
+    """Drafts are accepted and rejected; states are continued, moved to the host and dropped."""
+    mapping, saved = dict(replayed.lm.stats), Counter[str]()
     actions = [("join", number, 20) for number in range(len(PROMPTS))]
     for budget in (None, TIGHT):
         checked, counted = run(replayed, actions, [4, 8, 0, 6, 9, 1, 3], budget)
-        kept.update(counted)
+        saved.update(counted)
         assert checked > 60
-    gained = {name: replayed.lm.stats[name] - count for name, count in before.items()}
+    gained = {name: replayed.lm.stats[name] - count for name, count in mapping.items()}
     assert gained["drafted_tokens"] > gained["accepted_tokens"] + 20 > 100
     assert gained["prefix_tokens_saved"] > 20
-    assert kept["prefix_hits"] > 2 and kept["prefix_spills"] > 2 and kept["prefix_evictions"] > 2
+    assert saved["prefix_hits"] > 2 and saved["prefix_spills"] > 2 and saved["prefix_evictions"] > 2
 
 
 @pytest.mark.slow

@@ -16,6 +16,6 @@ def test_random_traffic(root: Path) -> None:
     command = [sys.executable, str(root / "scripts" / "soak.py"), "--sessions", str(SESSIONS), "--lanes", "4"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    seen = {name: int(count) for name, count in re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE)}
-    assert seen["completions"] > 10 * SESSIONS and seen["forced moves"] > 0, result.stdout
-    assert seen["sanitized steps"] > 0 and seen["prefix hits"] > 0, result.stdout
+    calls = {name: int(count) for name, count in re.findall(r"^(\S.*?) +(\d+)$", result.stdout, re.MULTILINE)}
+    assert calls["completions"] > 10 * SESSIONS and calls["forced moves"] > 0, result.stdout
+    assert calls["sanitized steps"] > 0 and calls["prefix hits"] > 0, result.stdout

@@ -1,4 +1,4 @@
-"""The engine's own steps through the audit of what XLA made of them."""
+"""The audit of the engine's own steps as XLA compiled them."""
 
 import pathlib
 
@@ -41,10 +41,8 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
 @pytest.mark.long
 @pytest.mark.parametrize("lanes", [1, 8])
 @pytest.mark.parametrize("name", ["dense_interval", *OTHER_GOLDENS])
-def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
-    root: pathlib.Path, name: str, lanes: int
-) -> None:
-    """A single row of a narrow dtype is computed as two: what has the size of two rows of a convolution is none."""
+def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(root: pathlib.Path, name: str, lanes: int):
+    """A narrow row is computed as two; two rows of a convolution are no copy."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
     for count, tokens in ((lm.engine.lanes, 1), (lm.engine.prefill_lanes, 32)):
         report = lm.engine.program(lm.engine.generating(count, tokens)).audit
@@ -54,10 +52,8 @@ def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [65, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
-def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
-    root: pathlib.Path, name: str, tokens: int
-) -> None:
-    """Both passes go from chunk to chunk; the first must leave the state to the second, which writes it."""
+def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(root: pathlib.Path, name: str, tokens: int):
+    """Both passes go chunk by chunk; the first must leave the state unwritten."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=256, dtype="float32", chunk=8)
     report = lm.engine.program(Shape("verify", 3, tokens, 3)).audit
     assert report is not None and not report.findings and not report.uncovered and not report.copies
@@ -65,7 +61,7 @@ def test_drafts_of_several_chunks_are_read_without_a_copy_of_the_state(
 
 @pytest.mark.long
 def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> None:
-    """Four query heads of a chunk of 64 tokens have as many rows as a cache of 256 positions, and are laid out anew."""
+    """Four query heads of 64 tokens have the shape of a cache of 256 positions."""
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")
     copies = lm.engine.program(Shape("generate", 3, 64, 3)).certificate.copies
     assert not [copy for copy in copies if "attention" in copy]

@@ -1,4 +1,4 @@
-"""A process that is silent, hangs or has published its failure is named, and this process exits in time."""
+"""A silent, hanging or failed process is named, and this process exits in time."""
 
 import json
 import re
@@ -34,7 +34,7 @@ class Store:
         return {name.split("/")[1]: value for name, value in self.said.items() if name.startswith(f"{folder}/")}
 
     def sign(self, beat: int, epoch: int = 0, busy: str = "") -> None:
-        """Process 2 says something."""
+        """Process 2 prints something."""
         self.said["alive/2"] = json.dumps(HeartbeatRecord(beat, "process 2 (pid 7 on host)", epoch, busy)).encode()
 
 
@@ -50,9 +50,9 @@ def ended() -> list[int]:
 
 @pytest.fixture
 def heartbeat(store: Store, ended: list[int]) -> Iterator[Heartbeat]:
-    one = Heartbeat(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]  # a stand-in
-    yield one
-    one.stop()
+    item = Heartbeat(store, 1, 1.0, end=ended.append)  # type: ignore[arg-type]  # a stand-in
+    yield item
+    item.stop()
 
 
 def beating(store: Store, seconds: float, until: Callable[[], object], epoch: int = 0, busy: str = "") -> None:
@@ -69,9 +69,7 @@ def test_who_says_something_is_left_in_peace(store: Store, heartbeat: Heartbeat,
     assert not ended
 
 
-def test_who_falls_silent_is_named(
-    store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture
-) -> None:
+def test_who_falls_silent_is_named(store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture):
     store.sign(1)
     begun = time.monotonic()
     while not ended and time.monotonic() < begun + 5:
@@ -81,7 +79,7 @@ def test_who_falls_silent_is_named(
 
 
 def test_who_was_there_and_never_says_anything_is_named(store: Store, capsys: pytest.CaptureFixture) -> None:
-    """The process died before its model was loaded; of a process that is not a member nothing is expected."""
+    """A process that died before loading is named; non-members are not expected."""
     ended: list[int] = []
     heartbeat = Heartbeat(store, 1, 1.0, range(3), ended.append)  # type: ignore[arg-type]  # a stand-in
     begun = time.monotonic()
@@ -102,9 +100,9 @@ def test_where_process_0_no_longer_listens_jax_ends_the_others_for_that(store: S
     assert (heartbeat.reason() or "").startswith("process 2 has ended: BroadcastError: damaged; process 1 (")
 
 
-@pytest.mark.parametrize(("reason", "status", "said"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
-def test_a_process_that_is_aborted_says_why(reason: str, status: int, said: str) -> None:
-    """The abort comes from a thread that Python does not know, as that of JAX's client."""
+@pytest.mark.parametrize(("reason", "status", "message"), [("'gone'", 3, "error: gone\n"), ("None", -6, "")])
+def test_a_process_that_is_aborted_says_why(reason: str, status: int, message: str) -> None:
+    """The abort comes from a thread unknown to Python, as in JAX's client."""
     script = f"""
 import importlib.util, ctypes, time
 spec = importlib.util.spec_from_file_location("abort_report", {abort_report.__file__!r})
@@ -115,8 +113,8 @@ thread, c = ctypes.c_void_p(), ctypes.CDLL(None)
 c.pthread_create(ctypes.byref(thread), None, c.abort, None)
 time.sleep(60)
 """
-    found = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stderr) == (status, said)
+    run = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (status, message)
 
 
 @pytest.mark.slow
@@ -127,8 +125,8 @@ def test_a_lagging_process_is_named_unless_it_compiles(
     heartbeat.epoch = 5
     beating(store, 2.0, lambda: ended, epoch=3, busy=busy)
     assert ended == expected
-    found = "process 2 (pid 7 on host) answers, but has stood at message 3" in capsys.readouterr().err
-    assert found == bool(expected)
+    matches = "process 2 (pid 7 on host) answers, but has stood at message 3" in capsys.readouterr().err
+    assert matches == bool(expected)
 
 
 def test_where_the_store_does_not_answer_process_0_is_lost(

@@ -23,9 +23,9 @@ def command(*lines: str) -> list[str]:
 
 def test_output_of_the_first_is_as_it_is_and_that_of_others_has_their_number(capfd: pytest.CaptureFixture) -> None:
     launch(command(f"print('here is', me, 'of', os.environ['{COUNT}'], '{ADDRESS}' in os.environ)"), 3, 10.0)
-    found = capfd.readouterr()
-    assert found.out == "here is 0 of 3 True\n"
-    assert sorted(found.err.splitlines()) == [f"[{i}] here is {i} of 3 True" for i in (1, 2)]
+    output = capfd.readouterr()
+    assert output.out == "here is 0 of 3 True\n"
+    assert sorted(output.err.splitlines()) == [f"[{i}] here is {i} of 3 True" for i in (1, 2)]
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_with_the_first_that_fails_all_end(how: str, expected: str, status: int)
 
 @pytest.mark.parametrize(("code", "others_ended"), [("sys.exit(3 * (me == 0))", True), ("sys.exit(3)", False)])
 def test_a_status_of_the_first_alone_is_told_apart(code: str, others_ended: bool) -> None:
-    """A run that is complete and has rows with errors is no failure of a process."""
+    """A complete run with error rows is no failure of a process."""
     with pytest.raises(LaunchError, match="ended with status 3") as error:
         launch(command(code), 2, 10.0)
     assert (error.value.status, error.value.others_ended) == (3, others_ended)

@@ -1,4 +1,4 @@
-"""A step with an operand check: if one device's operation differs, no row of any device changes."""
+"""Operand checks: if one device's operation differs, no row of any device changes."""
 
 import jax
 import jax.numpy as jnp
@@ -31,26 +31,26 @@ def step() -> CompiledStep:
     return compile_step(sharded(copy, args, contract, MESH), args, contract)
 
 
-def whole(one: np.ndarray, other: np.ndarray) -> jax.Array:
+def whole(array: np.ndarray, other: np.ndarray) -> jax.Array:
     """Array that JAX assumes to be equal on both devices."""
-    parts = [jax.device_put(part, device) for part, device in zip((one, other), MESH.devices.flat, strict=True)]
-    return jax.make_array_from_single_device_arrays(one.shape, WHOLE, parts)
+    parts = [jax.device_put(part, device) for part, device in zip((array, other), MESH.devices.flat, strict=True)]
+    return jax.make_array_from_single_device_arrays(array.shape, WHOLE, parts)
 
 
-@pytest.mark.parametrize("told", ["the same", "another word", "another row"])
-def test_rows_are_written_where_all_operands_agree(step: CompiledStep, told: str) -> None:
-    before, source = jnp.zeros((4, 3)), jnp.arange(12, dtype=jnp.float32).reshape(4, 3)
+@pytest.mark.parametrize("message", ["the same", "another word", "another row"])
+def test_rows_are_written_where_all_operands_agree(step: CompiledStep, message: str) -> None:
+    initial, source = jnp.zeros((4, 3)), jnp.arange(12, dtype=jnp.float32).reshape(4, 3)
     words, write = EXAMPLE_DIGEST.copy(), MAP + np.int32(3)
-    words[7] = told == "another word"
-    slots = whole(write, write - np.int32(told == "another row"))
-    pools = jax.device_put((before, source), SPLIT)
-    after, agree = step(*pools, whole(MAP, MAP), slots, whole(EXAMPLE_DIGEST, words))
-    assert [bool(shard.data) for shard in agree.addressable_shards] == [told == "the same"] * 2
+    words[7] = message == "another word"
+    slots = whole(write, write - np.int32(message == "another row"))
+    pools = jax.device_put((initial, source), SPLIT)
+    final, agree = step(*pools, whole(MAP, MAP), slots, whole(EXAMPLE_DIGEST, words))
+    assert [bool(shard.data) for shard in agree.addressable_shards] == [message == "the same"] * 2
     expected = np.zeros((4, 3), np.float32)
-    expected[3] = source[0] if told == "the same" else 0
-    np.testing.assert_array_equal(after, expected)
+    expected[3] = source[0] if message == "the same" else 0
+    np.testing.assert_array_equal(final, expected)
 
 
 def test_the_proof_says_so(step: CompiledStep) -> None:
-    assert Claim.AGREEMENT in {one.id for one in step.certificate.proved}
-    assert [one.operation for one in step.certificate.collectives].count("pmax") == 1
+    assert Claim.AGREEMENT in {certificate.id for certificate in step.certificate.proved}
+    assert [collective.operation for collective in step.certificate.collectives].count("pmax") == 1

@@ -1,4 +1,4 @@
-"""Several processes that run one model: the same numbers as one, and what becomes of them where one is at fault."""
+"""Several processes run one model: the numbers of one process, and behaviour after faults."""
 
 import json
 import os
@@ -32,38 +32,38 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def together(directory: Path, fault: str, faulty: int = 2, how: str = "launch") -> tuple[str, float, int]:
-    """Output of four processes, the seconds from a fault to their end, and the exit status of the launch."""
+    """Return outputs of four processes, seconds from a fault to their end, exit status."""
     (directory / "found.json").unlink(missing_ok=True)
     run = subprocess.run(
         [sys.executable, START, directory, fault, str(COUNT), str(TIMEOUT), str(faulty), how],
         capture_output=True, text=True, timeout=400, cwd=ROOT, check=False,
     )  # fmt: skip
-    found = [float(one) for one in re.findall(r"(?:befallen|ended) at ([\d.]+)", run.stderr)]
-    return run.stderr, found[-1] - found[0] if len(found) > 1 else 0.0, run.returncode
+    results = [float(item) for item in re.findall(r"(?:befallen|ended) at ([\d.]+)", run.stderr)]
+    return run.stderr, results[-1] - results[0] if len(results) > 1 else 0.0, run.returncode
 
 
 @pytest.mark.long
 def test_four_processes_compute_what_one_does(directory: Path) -> None:
-    said, _, status = together(directory, "none")
-    assert status == 0, said
-    found: dict[str, Any] = json.loads((directory / "found.json").read_text())
-    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
-    expected = everything(one)
+    message, _, status = together(directory, "none")
+    assert status == 0, message
+    record: dict[str, Any] = json.loads((directory / "found.json").read_text())
+    lm = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    expected = everything(lm)
     for name in ("tokens", "sampled", "drafted", "continued"):
-        assert found[name] == expected[name]
+        assert record[name] == expected[name]
     for name in ("logprobs", "scores", "chosen", "vectors"):
-        for a, b in zip(found[name], expected[name], strict=True):
+        for a, b in zip(record[name], expected[name], strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCES["qwen3_5"])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["idle", "saved"])
 def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> None:
-    """One prompt; of "saved" the model is what all of them have written under another mesh, and read again."""
-    said, _, status = together(directory, how)
-    assert status == 0, said
-    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
-    expected = one.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)
+    """One prompt; "saved" loads a model that all processes wrote under another mesh."""
+    message, _, status = together(directory, how)
+    assert status == 0, message
+    lm = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    expected = lm.generate(PROMPTS[:1], max_tokens=8, ignore_eos=True)
     assert json.loads((directory / "found.json").read_text())["tokens"] == [each.token_ids for each in expected]
 
 
@@ -79,13 +79,13 @@ def test_processes_whose_lanes_are_idle_take_part(directory: Path, how: str) -> 
     ],
 )
 def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, fault: str, expected: str) -> None:
-    """The fault comes after the checksum: the step itself finds it, and every process says which and where."""
-    said, seconds, status = together(directory, fault)
-    assert status == 70 and seconds < TIMEOUT, said
+    """The fault follows the checksum: the step finds it, and every process reports the place."""
+    message, seconds, status = together(directory, fault)
+    assert status == 70 and seconds < TIMEOUT, message
     for process in range(COUNT):
-        line = next(line for line in said.splitlines() if f"error: process {process}:" in line)
+        line = next(line for line in message.splitlines() if f"error: process {process}:" in line)
         assert re.search(r"step \d+ \(", line) and expected in line and "no row was written" in line
-        assert re.search(rf"process {process}: kept True, [1-9]\d* changed", said), said
+        assert re.search(rf"process {process}: kept True, [1-9]\d* changed", message), message
 
 
 @pytest.mark.long
@@ -105,24 +105,24 @@ def test_a_process_with_other_operands_writes_nothing_anywhere(directory: Path, 
     ],
 )
 def test_a_process_at_fault_ends_all_in_time_and_is_named(directory: Path, fault: str, expected: str) -> None:
-    said, seconds, status = together(directory, fault)
-    assert status != 0 and seconds < TIMEOUT, said
+    message, seconds, status = together(directory, fault)
+    assert status != 0 and seconds < TIMEOUT, message
     assert not (directory / "found.json").exists()
-    blamed = [line for line in said.splitlines() if "error: " in line]
-    assert len(blamed) >= 2 and all(re.search(expected, line) for line in blamed if "with it all" not in line), said
+    blamed = [line for line in message.splitlines() if "error: " in line]
+    assert len(blamed) >= 2 and all(re.search(expected, line) for line in blamed if "with it all" not in line), message
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("fault", "faulty"), [("kill", 0), ("kill", 2), ("early", 0), ("early", 2)])
 def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fault: str, faulty: int) -> None:
-    """Each process ends and reports by itself. Process 0 has the coordination service; "early" is before any model."""
-    said, seconds, _ = together(directory, fault, faulty, "alone")
-    assert seconds < TIMEOUT and not (directory / "found.json").exists(), said
-    statuses = json.loads(re.findall(r"statuses (\[.*\])", said)[0])
-    assert statuses[faulty] == -9 and statuses.count(70) == COUNT - 1, said
+    """Each process reports by itself; process 0 has the coordinator, "early" precedes loading."""
+    message, seconds, _ = together(directory, fault, faulty, "alone")
+    assert seconds < TIMEOUT and not (directory / "found.json").exists(), message
+    statuses = json.loads(re.findall(r"statuses (\[.*\])", message)[0])
+    assert statuses[faulty] == -9 and statuses.count(70) == COUNT - 1, message
     for other in set(range(COUNT)) - {faulty}:
         ends = rf"error: process {faulty} .*(has ended|has not answered).*process {other} \(pid \d+ on .*\) ends"
-        assert re.search(rf"{ends}|error: process {other}: .*process {faulty} ", said), said
+        assert re.search(rf"{ends}|error: process {other}: .*process {faulty} ", message), message
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,31 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
     ],
 )
 def test_what_cannot_be_launched_is_refused(arguments: list[str], expected: str) -> None:
-    found = CliRunner().invoke(app, ["launch", *arguments])
-    assert found.exit_code == 1 and expected in found.output
+    output = CliRunner().invoke(app, ["launch", *arguments])
+    assert output.exit_code == 1 and expected in output.output
 
 
 @pytest.mark.long
 def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tmp_path: Path) -> None:
-    """The command line, as users run it: killed in the middle and run again it has every row once."""
+    """The command, killed midway and run again, writes every row once."""
     rng = np.random.default_rng(0)
     lines = [{"id": i, "token_ids": rng.integers(0, 64, 1 + i % 30).tolist()} for i in range(120)]
-    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    settings.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = [sys.executable, "-m", "hybridlm", "launch", "-n", "4", "--devices", "1"]
     command += ["--timeout", str(TIMEOUT), "--", "score"]
-    command += ["--model", str(directory), str(given), str(output), "--window", "8", "--context", "200", "--chunk", "5"]
+    command += [
+        "--model",
+        str(directory),
+        str(settings),
+        str(output),
+        "--window",
+        "8",
+        "--context",
+        "200",
+        "--chunk",
+        "5",
+    ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
         parts = Path(f"{output}.parts")
         while first.poll() is None and len(list(parts.glob("part-*"))) < 3:
@@ -155,39 +166,41 @@ def test_scoring_goes_on_where_a_killed_process_has_ended_it(directory: Path, tm
         assert first.poll() is None, first.communicate()[1]
         workers = subprocess.run(["pgrep", "-P", str(first.pid)], capture_output=True, text=True, check=True)
         subprocess.run(["kill", "-9", workers.stdout.split()[-1]], check=True)
-        said = first.communicate(timeout=2 * TIMEOUT)[1]
-    assert first.returncode == 128 + 9 and "was ended by SIGKILL" in said, said
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    assert re.search(r"; [1-9]\d* rows were done by an earlier run", again.stderr), again.stderr
-    found = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [one["id"] for one in found] == list(range(120))
+        message = first.communicate(timeout=2 * TIMEOUT)[1]
+    assert first.returncode == 128 + 9 and "was ended by SIGKILL" in message, message
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"; [1-9]\d* rows were done by an earlier run", run.stderr), run.stderr
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["id"] for row in results] == list(range(120))
 
 
 @pytest.mark.long
 def test_processes_are_found_by_the_variables_of_slurm(directory: Path, tmp_path: Path) -> None:
-    """The variables that srun sets for two tasks on one node, and no launcher of ours."""
-    with socket.socket() as one:
-        job = next(number for number in range(os.getpid(), os.getpid() + 4096) if one.connect_ex(("", port_of(number))))
-    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    given.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
+    """The variables that srun sets for two tasks on one node, without our launcher."""
+    with socket.socket() as listener:
+        job = next(
+            number for number in range(os.getpid(), os.getpid() + 4096) if listener.connect_ex(("", port_of(number)))
+        )
+    settings, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    settings.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
     command = [sys.executable, "-m", "hybridlm", "launch", "--devices", "1", "--timeout", str(TIMEOUT), "--", "score"]
-    command += ["--model", str(directory), str(given), str(output), "--context", "200", "--chunk", "5"]
+    command += ["--model", str(directory), str(settings), str(output), "--context", "200", "--chunk", "5"]
     slurm = {"JOB_ID": job, "STEP_NODELIST": "localhost", "NTASKS": 2, "STEP_NUM_NODES": 1}
     running = []
     for number in range(2):
         variables = {f"SLURM_{name}": str(value) for name, value in slurm.items()}
         variables |= {"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
         running.append(subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], said
-    found = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
-    one = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
-    for i, expected in enumerate(one.score(PROMPTS)):
-        logprobs = found[i]["logprobs"][1:]
+    messages = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0], messages
+    actual = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
+    listener = hybridlm.load(directory, certify="off", compilation_cache=False, **SETTINGS)
+    for i, expected in enumerate(listener.score(PROMPTS)):
+        logprobs = actual[i]["logprobs"][1:]
         np.testing.assert_allclose(logprobs, expected.logprobs[1:], rtol=0, atol=TOLERANCES["qwen3_5"])
 
 
 def port_of(job: int) -> int:
-    """Port at which JAX lets the processes of a SLURM job meet."""
+    """Return the port where JAX lets SLURM processes meet."""
     return 61440 + job % 4096

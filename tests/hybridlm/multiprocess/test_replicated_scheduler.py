@@ -48,45 +48,43 @@ class RandomDrafter:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     """Every step that a runner dispatches, with a digest of its operands."""
-    found: dict[Any, list[Any]] = {}
+    results: dict[Any, list[Any]] = {}
     run, move = OneProcess.run, OneProcess.move
-
-    def digest(*operands: Any) -> list[int]:
-        return [zlib.crc32(np.asarray(one).tobytes()) for one in jax.tree.leaves(operands)]
+    digest = lambda *operands: [zlib.crc32(np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(operands)]
 
     def recorded_run(self: Any, step: PoolStep, examples: Any) -> Any:
-        found[self].append((str(step.shape), step.pool.size, digest(step.inputs)))
+        results[self].append((str(step.shape), step.pool.size, digest(step.inputs)))
         return run(self, step, examples)
 
     def recorded_move(self: Any, step: Move, examples: Any) -> None:
-        found[self].append((str(step.shape), digest(*step.maps)))
+        results[self].append((str(step.shape), digest(*step.maps)))
         move(self, step, examples)
 
     monkeypatch.setattr(OneProcess, "run", recorded_run)
     monkeypatch.setattr(OneProcess, "move", recorded_move)
-    return found
+    return results
 
 
 def traffic(lm: hybridlm.LM, seed: int) -> None:
-    """Sessions side by side, with all kinds of requests, cancellations and drafters; prefixes and scores between."""
+    """Parallel sessions with all kinds of requests, cancellations and drafters; prefixes and scores between."""
     rng, forms = random.Random(seed), random.Random(seed + 100)
     sessions = [lm.session(speculate="ngram"), lm.session(speculate=RandomDrafter(seed))]
     lm.prefix(STEMS[1])
     lm.engine.clear_prefix_cache()  # counts begin anew
     prefix = lm.prefix(STEMS[0])
-    asked: list[set[int]] = [set(), set()]
-    for at in range(90):
-        which = rng.randrange(2)
-        session, alive = sessions[which], asked[which]
-        if at < 60 and rng.random() < 0.4:
+    requests: list[set[int]] = [set(), set()]
+    for position in range(90):
+        choice = rng.randrange(2)
+        session, alive = sessions[choice], requests[choice]
+        if position < 60 and rng.random() < 0.4:
             settings: dict[str, Any] = {"max_tokens": rng.randrange(1, 40), "stop": rng.sample("aeiou sn", 2)}
             if rng.random() < 0.5:
                 settings |= {"temperature": 1.0, "seed": rng.randrange(99)}
             if forms.random() < 0.2:
                 settings["structured_outputs"] = {"regex": forms.choice(["[a-c]{2,9}d", "(once|upon) a time"])}
             text = rng.choice(STEMS[1:]) + "".join(rng.choices("abc de", k=rng.randrange(1, 20)))
-            given = prefix if rng.random() < 0.3 else None
-            alive.add(session.submit(text, priority=rng.randrange(2), prefix=given, **settings))
+            options = prefix if rng.random() < 0.3 else None
+            alive.add(session.submit(text, priority=rng.randrange(2), prefix=options, **settings))
         if alive and rng.random() < 0.1:
             index = rng.choice(sorted(alive))
             alive.discard(index)
@@ -108,22 +106,22 @@ def traffic(lm: hybridlm.LM, seed: int) -> None:
 def test_the_same_messages_give_the_same_steps(
     text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    store, found = MemoryStore(), []
+    store, result = MemoryStore(), []
     for leads in (True, False):
         monkeypatch.setattr(step_times, "time", Jumping(seed + 100 * leads))
         lm = hybridlm.load(text_lm.path, prefix_cache=200_000, **SETTINGS)
         lm.engine.runner.programs = text_lm.engine.programs
-        mine = steps[lm.engine.runner] = []
-        decisions = Broadcast(Messages(store, CLASSES), leads=leads, history=mine.__len__)
+        actual = steps[lm.engine.runner] = []
+        decisions = Broadcast(Messages(store, CLASSES), leads=leads, history=actual.__len__)
         lm.engine.decisions = decisions
         if leads:
             traffic(lm, seed)
             decisions.end()
         else:
-            repeat(lm.engine, lm.tokenizer, decisions, lambda what: nullcontext())
-        found.append((mine, lm.stats))
-    assert found[0] == found[1]
-    stats = found[0][1]
+            repeat(lm.engine, lm.tokenizer, decisions, lambda label: nullcontext())
+        result.append((actual, lm.stats))
+    assert result[0] == result[1]
+    stats = result[0][1]
     assert min(stats[name] for name in ("prefix_hits", "prefix_evictions", "verify_steps", "scored_tokens")) > 0
 
 
@@ -158,15 +156,15 @@ def test_an_interrupt_ends_a_command_at_the_same_checkpoint_everywhere(pair: tup
 
 
 def test_an_interrupt_waits_for_the_end_of_a_command_without_checkpoints(pair: tuple[Broadcast, Broadcast]) -> None:
-    done = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    results = []
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         with pytest.raises(KeyboardInterrupt), pair[0].command("step"):
             os.kill(os.getpid(), signal.SIGINT)
-            done.append(True)
-        assert done and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            results.append(True)
+        assert results and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 def test_a_decision_that_fails_fails_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
@@ -180,13 +178,13 @@ def test_a_decision_that_fails_fails_everywhere(pair: tuple[Broadcast, Broadcast
 
 def test_what_is_dropped_in_process_0_is_dropped_everywhere(pair: tuple[Broadcast, Broadcast]) -> None:
     leader, follower = pair
-    mine, theirs = MemoryStore(), MemoryStore()
-    leader.share(mine)
-    follower.share(theirs)
-    with leader.command("step", session=mine):
+    actual, reference = MemoryStore(), MemoryStore()
+    leader.share(actual)
+    follower.share(reference)
+    with leader.command("step", session=actual):
         pass
-    assert follower.receive().arguments["session"] is theirs and follower._things
-    del mine
+    assert follower.receive().arguments["session"] is reference and follower._things
+    del actual
     with leader.command("close"):
         pass
     assert follower.receive().kind == "close" and not follower._things

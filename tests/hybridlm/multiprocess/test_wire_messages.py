@@ -1,4 +1,4 @@
-"""The wire format of messages: what goes in comes out, and damage is found wherever it is."""
+"""The wire format of messages: round trips, and damage found anywhere."""
 
 from typing import Any
 
@@ -23,12 +23,12 @@ PARAMS = ResolvedParams(
 REQUEST = Request(3, (5, 6, 7), PARAMS, priority=-2)
 
 
-def through(*messages: Message, mine: Any = None, theirs: Any = None) -> list[Message]:
+def through(*messages: Message, actual: Any = None, reference: Any = None) -> list[Message]:
     store = MemoryStore()
     sender, receiver = Messages(store), Messages(store, (GrammarSource, Request, ResolvedParams))
-    for one in messages:
-        sender.send(one, {mine: 4} if mine is not None else {})
-    return [receiver.receive({4: theirs}) for _ in messages]
+    for message in messages:
+        sender.send(message, {actual: 4} if actual is not None else {})
+    return [receiver.receive({4: reference}) for _ in messages]
 
 
 @pytest.mark.parametrize(
@@ -38,14 +38,14 @@ def through(*messages: Message, mine: Any = None, theirs: Any = None) -> list[Me
 )
 def test_values_come_back_as_they_were(value: Any) -> None:
     sent = [Message("add", {"value": value}, 7), Message("end", {}, 8)]
-    back = through(*sent)
-    assert back == sent and type(back[0].arguments["value"]) is type(value)
+    result = through(*sent)
+    assert result == sent and type(result[0].arguments["value"]) is type(value)
 
 
 def test_objects_that_both_sides_have_are_sent_as_numbers() -> None:
-    mine, theirs = Thing(), Thing()
-    (back,) = through(Message("step", {"session": mine}, 0), mine=mine, theirs=theirs)
-    assert back.arguments["session"] is theirs
+    actual, reference = Thing(), Thing()
+    (result,) = through(Message("step", {"session": actual}, 0), actual=actual, reference=reference)
+    assert result.arguments["session"] is reference
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def package(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package of the page, as it is installed: the module, and metadata with its entry points."""
+    """The page's package as installed: the module, and metadata with entry points."""
     page = (root / "docs" / "adding-a-family.md").read_text()
     (example,) = re.findall(r"^```python\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
     (project,) = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)
@@ -98,23 +98,17 @@ def in_float64(lm: hybridlm.LM, tokens: list[int]) -> np.ndarray:
     p = {name: np.asarray(value, np.float64) for name, value in lm.params.items()}
     heads, key, writes = CONFIG["num_heads"], CONFIG["head_dim"], CONFIG["num_householder"]
     value = int(key * CONFIG["expand_v"])
+    normed = lambda x, weight: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))
+    unit = lambda x: x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
 
-    def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * weight
-
-    def sigmoid(x: np.ndarray) -> np.ndarray:
-        return 1 / (1 + np.exp(-x))
-
-    def unit(x: np.ndarray) -> np.ndarray:
-        return x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6)
-
-    def mixed(x: np.ndarray, at: str) -> np.ndarray:
-        taps = p[f"{at}.conv1d"][:, 0].T
-        inputs = np.concatenate([np.zeros((len(taps) - 1, taps.shape[1])), x @ p[f"{at}.in_proj"].T])
+    def mixed(x: np.ndarray, path: str) -> np.ndarray:
+        taps = p[f"{path}.conv1d"][:, 0].T
+        inputs = np.concatenate([np.zeros((len(taps) - 1, taps.shape[1])), x @ p[f"{path}.in_proj"].T])
         summed = np.array([(inputs[t : t + len(taps)] * taps).sum(0) for t in range(len(x))])
         channels = summed * sigmoid(summed)
-        decay = np.exp(-np.exp(p[f"{at}.A_log"]) * np.log1p(np.exp(x @ p[f"{at}.a_proj"].T + p[f"{at}.dt_bias"])))
-        beta = 2 * sigmoid(x @ p[f"{at}.b_proj"].T).reshape(len(x), writes, heads, 1, 1)
+        decay = np.exp(-np.exp(p[f"{path}.A_log"]) * np.log1p(np.exp(x @ p[f"{path}.a_proj"].T + p[f"{path}.dt_bias"])))
+        beta = 2 * sigmoid(x @ p[f"{path}.b_proj"].T).reshape(len(x), writes, heads, 1, 1)
         states, out = np.zeros((heads, value, key)), []
         for t in range(len(x)):
             q, k, v = np.split(channels[t], [heads * key, (1 + writes) * heads * key])
@@ -123,9 +117,9 @@ def in_float64(lm: hybridlm.LM, tokens: list[int]) -> np.ndarray:
             for j in range(writes):
                 states = states + beta[t, j] * (v[j] - (states * k[j]).sum(-1, keepdims=True)) * k[j]
             out.append((states * unit(q.reshape(heads, 1, key)) * key**-0.5).sum(-1))
-        gate = (x @ p[f"{at}.g_proj"].T).reshape(len(x), heads, value)
-        gated = normed(np.array(out), p[f"{at}.o_norm"]) * gate * sigmoid(gate)
-        return gated.reshape(len(x), -1) @ p[f"{at}.o_proj"].T
+        gate = (x @ p[f"{path}.g_proj"].T).reshape(len(x), heads, value)
+        gated = normed(np.array(out), p[f"{path}.o_norm"]) * gate * sigmoid(gate)
+        return gated.reshape(len(x), -1) @ p[f"{path}.o_proj"].T
 
     x = p["embed_tokens"][tokens]
     for i in range(CONFIG["num_hidden_layers"]):
@@ -152,23 +146,23 @@ def test_scores_as_its_equations_say(lm: hybridlm.LM) -> None:
 def test_generates_with_certified_steps(lm: hybridlm.LM) -> None:
     for prompt, completion in zip(PROMPTS, lm.generate(PROMPTS, max_tokens=6, ignore_eos=True), strict=True):
         tokens = list(prompt)
-        for found in completion.token_ids:
+        for result in completion.token_ids:
             best = in_float64(lm, tokens)[-1]
-            assert best[found] > best.max() - 1e-4
-            tokens.append(found)
+            assert best[result] > best.max() - 1e-4
+            tokens.append(result)
     assert lm.certificates
     for certificate in lm.certificates.values():
         assert certificate.holds and not [pool.path for pool in certificate.pools if pool.copies]
 
 
 class Guesses:
-    """Drafts of which the first is the token that follows, and the others are wrong."""
+    """Drafts with the right first token and wrong later ones."""
 
     def __init__(self, texts: list[list[int]]):
         self.texts = texts
 
     def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """Return the next token of the text that begins so, and others that do not follow."""
+        """Return the next token of the text with this beginning, and wrong tokens."""
         (text,) = (text for text in self.texts if text[: len(token_ids)] == list(token_ids))
         right = text[len(token_ids) : len(token_ids) + k]
         return [token if i == 0 else (token + 1) % CONFIG["vocab_size"] for i, token in enumerate(right)]
@@ -181,16 +175,14 @@ SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["ngram", "guesses"])
 def test_speculates(lm: hybridlm.LM, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens and log-probabilities are those without drafts, of which some are rejected."""
+    """Tokens and log-probabilities equal those without drafts; some drafts are rejected."""
     monkeypatch.setattr(Speculation, "always", True)
     want = lm.generate(REPEATING, speculate=None, **SETTINGS)
-    texts = [[*one.prompt_token_ids, *one.token_ids] for one in want]
-    before = dict(lm.stats)
-    found = lm.generate(REPEATING, speculate="ngram" if drafter == "ngram" else Guesses(texts), **SETTINGS)
-    assert (
-        lm.stats["drafted_tokens"] - before["drafted_tokens"] > lm.stats["accepted_tokens"] - before["accepted_tokens"]
-    )
-    for drafted, plain in zip(found, want, strict=True):
+    texts = [[*completion.prompt_token_ids, *completion.token_ids] for completion in want]
+    extra = dict(lm.stats)
+    completions = lm.generate(REPEATING, speculate="ngram" if drafter == "ngram" else Guesses(texts), **SETTINGS)
+    assert lm.stats["drafted_tokens"] - extra["drafted_tokens"] > lm.stats["accepted_tokens"] - extra["accepted_tokens"]
+    for drafted, plain in zip(completions, want, strict=True):
         assert drafted.token_ids == plain.token_ids
         np.testing.assert_allclose(logprobs_of(drafted), logprobs_of(plain), atol=1e-5)
     (verified,) = (certificate for name, certificate in lm.certificates.items() if name.startswith("verify"))
@@ -203,10 +195,8 @@ def logprobs_of(completion: hybridlm.Completion | hybridlm.Score) -> list[float]
     return list(completion.logprobs)
 
 
-def test_family_without_commit_does_not_speculate(
-    lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Refused when it is loaded and when it generates; all else works, and there is no step to verify."""
+def test_family_without_commit_does_not_speculate(lm: hybridlm.LM, family: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    """Refusal at load and generation; everything else works without a verifying step."""
     monkeypatch.setattr(family.DeltaProduct, "commit", Stateful.commit)
     for refused in (
         lambda: hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram"),
@@ -220,9 +210,9 @@ def test_family_without_commit_does_not_speculate(
 
 
 def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
-    """The layer commits the state after all tokens of the step: the one that the default used to keep."""
+    """Commit the state after all tokens of the step, as an earlier default did."""
     call = family.DeltaProduct.__call__
-    patch.setattr(family.DeltaProduct, "commit", lambda self, kept, info, state: kept)
+    patch.setattr(family.DeltaProduct, "commit", lambda self, saved, info, state: saved)
     patch.setattr(
         family.DeltaProduct,
         "__call__",
@@ -231,9 +221,7 @@ def of_all_drafts(family: ModuleType, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sanitize", [False, True])
-def test_wrong_commit_is_refused(
-    lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_commit_is_refused(lm: hybridlm.LM, family: ModuleType, sanitize: bool, monkeypatch: pytest.MonkeyPatch):
     of_all_drafts(family, monkeypatch)
     wrong = hybridlm.load(lm.path, lanes=2, context=64, chunk=4, speculate="ngram", sanitize=sanitize)
     shape = Shape("verify", 2, 3, 2)
@@ -255,11 +243,11 @@ def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypa
         certificate = wrong.engine.program(Shape("verify", 1, 3, 1)).certificate
     assert not certificate.holds and {fault.id for fault in certificate.faults} == {MeasuredFault.REJECTED_TOKENS}
     assert not certificate.measured
-    assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in certificate.not_covered}
+    assert NotCovered.ACCEPTED_TOKENS_ONLY in {item.id for item in certificate.not_covered}
 
 
 def test_states_are_read_and_changed_by_role(lm: hybridlm.LM) -> None:
-    """With all states zero after four tokens, the rest scores as a sequence that begins there."""
+    """With zero states after four tokens, the rest scores like a new sequence."""
     (score,) = lm.score([PROMPTS[0]], states=True, positions="all")
     assert score.captured is not None
     assert score.captured.state(1).shape == (len(PROMPTS[0]), 2, 6, 4)
@@ -288,7 +276,7 @@ def test_a_head_of_drafts_is_refused(lm: hybridlm.LM) -> None:
 
 
 def run_command(package: Path, *arguments: str) -> str:
-    """Run a command of hybridlm beside the installed package, and return its standard output."""
+    """Run a command of hybridlm next to the installed package, and return its standard output."""
     environment = os.environ | {"PYTHONPATH": str(package), "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(
         [sys.executable, "-m", "hybridlm", *arguments], env=environment, capture_output=True, text=True, check=False
@@ -299,9 +287,9 @@ def run_command(package: Path, *arguments: str) -> str:
 
 @pytest.mark.slow
 def test_two_processes_score(lm: hybridlm.LM, package: Path, tmp_path: Path) -> None:
-    given, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    given.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
-    command = ["score", "--model", str(lm.path), str(given), str(output), "--context", "64", "--chunk", "4"]
+    settings, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    settings.write_text("".join(json.dumps({"id": i, "token_ids": prompt}) + "\n" for i, prompt in enumerate(PROMPTS)))
+    command = ["score", "--model", str(lm.path), str(settings), str(output), "--context", "64", "--chunk", "4"]
     run_command(package, "launch", "-n", "2", "--devices", "1", "--", *command)
     rows = {row["id"]: row for row in map(json.loads, output.read_text().splitlines())}
     for i, score in enumerate(lm.score(PROMPTS)):
@@ -332,7 +320,7 @@ def test_verify_names_the_distribution(lm: hybridlm.LM, package: Path, tmp_path:
 def test_answers_are_the_same_with(
     lm: hybridlm.LM, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States that are cached, labelled, on four devices, of a saved model, of chunks of one token, or drafted."""
+    """Cached, labelled, sharded, saved, chunked by one token, or drafted states."""
     monkeypatch.setattr(Speculation, "always", True)
     directory = lm.path
     if settings.pop("saved", False):
@@ -343,8 +331,8 @@ def test_answers_are_the_same_with(
     arguments: dict[str, Any] = {"lanes": 2, "context": 64, "chunk": 4} | settings
     other = hybridlm.load(directory, **arguments)
     for _ in range(2):
-        want, found = (one.generate(REPEATING, **SETTINGS) for one in (lm, other))
-        assert [one.token_ids for one in found] == [one.token_ids for one in want]
+        want, result = (item.generate(REPEATING, **SETTINGS) for item in (lm, other))
+        assert [completion.token_ids for completion in result] == [completion.token_ids for completion in want]
     if "prefix_cache" in settings:
         assert other.stats["prefix_tokens_saved"] > 0
 
@@ -356,7 +344,7 @@ def test_faults_of_its_config_are_refused(family: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_nothing_outside_models_knows_a_family(root: Path) -> None:
-    """No `model_type` in a string, no import of a family's file, but where a file format has names of its own."""
+    """No `model_type` string and no family import outside models, except in file formats."""
     names = {name for family in FAMILIES for name in (family.name, *family.model_types)}
     files = {family.read_config.__module__ for family in FAMILIES}
     assert "lfm2" in names and "models.families.lfm2" in files

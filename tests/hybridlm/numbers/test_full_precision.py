@@ -1,4 +1,4 @@
-"""Every product of a float32 model that XLA computes asks for full float32, whatever a device would take by default."""
+"""Every float32 product that XLA computes asks for full float32 precision."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -31,11 +31,11 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 def products(program: ir.ClosedJaxpr) -> tuple[int, list[str]]:
     """Number of float32 products, and those that are not computed in full float32."""
-    found = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name in PRODUCTS]
-    narrow = [eqn for eqn in found if not any(ir.dtype_of(x) == jnp.float32 for x in eqn.invars)]
+    results = [eqn for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name in PRODUCTS]
+    narrow = [eqn for eqn in results if not any(ir.dtype_of(x) == jnp.float32 for x in eqn.invars)]
     assert not narrow, f"a float32 model multiplies other dtypes: {narrow}"
-    rounded = [eqn for eqn in found if set(jax.tree.leaves(eqn.params["precision"])) != {HIGHEST}]
-    return len(found), [str(eqn) for eqn in rounded]
+    rounded = [eqn for eqn in results if set(jax.tree.leaves(eqn.params["precision"])) != {HIGHEST}]
+    return len(results), [str(eqn) for eqn in rounded]
 
 
 def check(engine: Engine, shape: Shape) -> None:
@@ -69,13 +69,13 @@ def test_every_product_of_a_head(name: str) -> None:
 
 @pytest.mark.parametrize(("form", "count"), [(gather_form, 1), (block_form, 1), (grouped_form, 2), (ragged_form, 1)])
 def test_every_form_of_the_experts(form: Any, count: int) -> None:
-    """All forms of the experts' product, of which a device has one; the grouped one has a second for further passes."""
+    """Every form of the experts' product; the grouped form has a second pass."""
     x, weight = jnp.zeros((40, 8), jnp.float32), jnp.zeros((3, 4, 8), jnp.float32)
     assert products(ir.trace(form, x, weight, jnp.zeros(40, jnp.int32))) == (count, [])
 
 
 def test_a_product_in_less_is_found() -> None:
     x = jnp.zeros((4, 4), jnp.float32)
-    inside = jax.jit(lambda x: jax.lax.scan(lambda carry, _: (carry @ x, None), x, length=2)[0])
-    count, rounded = products(ir.trace(lambda x: linear(inside(x), x), x))
+    compiled = jax.jit(lambda x: jax.lax.scan(lambda carry, _: (carry @ x, None), x, length=2)[0])
+    count, rounded = products(ir.trace(lambda x: linear(compiled(x), x), x))
     assert count == 2 and len(rounded) == 1

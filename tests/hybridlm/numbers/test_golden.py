@@ -35,7 +35,7 @@ QWEN = [name for name in NAMES if FAMILY[name] in FAMILIES]
 
 @dataclasses.dataclass(frozen=True)
 class Golden:
-    """A checkpoint in `directory` and, for each of `prompts`, what transformers computed alone from it."""
+    """A checkpoint in `directory`, and transformers' results for each of `prompts`."""
 
     directory: pathlib.Path
     prompts: list[list[int]]
@@ -68,7 +68,7 @@ class Golden:
 
 
 def long_except(*short: str, among: Sequence[str] = NAMES) -> pytest.MarkDecorator:
-    """All goldens, those that are not named in the long run only: compiling is nearly all that a test costs."""
+    """Return all goldens; unnamed ones run by default, as compiling costs most."""
     params = [pytest.param(name, marks=[] if name in short else [pytest.mark.long]) for name in among]
     return pytest.mark.parametrize("golden", params, indirect=True, scope="module")
 
@@ -80,12 +80,12 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 @pytest.fixture(scope="module")
 def lm(golden: Golden) -> hybridlm.LM:
-    """Three lanes for eight prompts, so that lanes are reused, and chunks shorter than half of the prompts."""
+    """Three lanes for eight prompts reuse lanes; chunks are shorter than half the prompts."""
     return hybridlm.load(str(golden.directory), lanes=3, dtype="float32", chunk=16)
 
 
 def test_provenance(golden: Golden):
-    """The files say what made them and leave no near tie behind which an error could hide."""
+    """The files record their origin, and no near tie could hide an error."""
     provenance = json.loads((golden.directory / "provenance.json").read_text())
     assert {"command", "seed", "torch", "transformers", "class"} <= set(provenance)
     assert provenance["smallest_prompt_margin"] > 2 * golden.tolerance
@@ -97,19 +97,19 @@ def test_float64(golden: Golden):
     """Two independent implementations, transformers in float32 and NumPy in float64, agree on the files."""
     model = Float64Model(golden.directory)
     for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
-        found = model.forward(prompt).logits.astype(np.float32)
-        assert not check_logits(found, expected, golden.where(index), golden.tolerance)
+        array = model.forward(prompt).logits.astype(np.float32)
+        assert not check_logits(array, expected, golden.where(index), golden.tolerance)
 
 
 @pytest.mark.parametrize(
     "golden", [name for name in NAMES if FAMILY[name] in OTHER_REFERENCES], indirect=True, scope="module"
 )
 def test_float64_of_other_families(golden: Golden):
-    """The same for the families that no other specification than the transformers module has been checked for."""
+    """The same for families that only the transformers module specifies."""
     model = OTHER_REFERENCES[FAMILY[golden.directory.name]](golden.directory)
     for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.logits, strict=True)):
-        found = model.forward(prompt).astype(np.float32)
-        assert not check_logits(found, expected, golden.where(index), golden.tolerance)
+        array = model.forward(prompt).astype(np.float32)
+        assert not check_logits(array, expected, golden.where(index), golden.tolerance)
 
 
 @long_except(*(name for name in NAMES if name not in SPELLINGS))
@@ -122,26 +122,26 @@ def test_logits(golden: Golden, lm: hybridlm.LM):
 @pytest.mark.slow
 @long_except(*(name for name in QWEN if name not in SPELLINGS), among=QWEN)
 def test_states(golden: Golden, lm: hybridlm.LM):
-    """States of the delta nets after the longest prompt, which has no padding after it."""
+    """States of delta nets after the longest prompt, without padding."""
     states = lm.forward(padded(golden.prompts), return_states=True).states
     assert states is not None and states.position == len(golden.prompts[-1])
     expected = Float64Model(golden.directory).forward(golden.prompts[-1]).delta_nets
     assert expected
     for layer, delta_net in expected.items():
-        found = states.layers[layer][0]
-        np.testing.assert_allclose(found.recurrent[-1], delta_net.recurrent, rtol=0, atol=1e-4)
-        np.testing.assert_allclose(found.conv[-1], delta_net.conv, rtol=0, atol=1e-4)
+        actual = states.layers[layer][0]
+        np.testing.assert_allclose(actual.recurrent[-1], delta_net.recurrent, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(actual.conv[-1], delta_net.conv, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
 @long_except("sparse_multimodal", among=WITH_HEAD)
 def test_logits_of_the_multi_token_prediction_head(golden: Golden):
-    """Dense, with experts one by one and fused. The float64 reference, which drafts are compared with, agrees."""
-    found, reference = head_logits(load_with_head(golden.directory), golden.prompts), Float64Model(golden.directory)
+    """Dense and expert heads; the float64 reference for drafts agrees."""
+    actual, reference = head_logits(load_with_head(golden.directory), golden.prompts), Float64Model(golden.directory)
     for index, (prompt, expected) in enumerate(zip(golden.prompts, golden.mtp_logits, strict=True)):
         if len(prompt) > 1:
             where = f"{golden.where(index)}, head"
-            assert not check_logits(found[index], expected, where, golden.tolerance)
+            assert not check_logits(actual[index], expected, where, golden.tolerance)
             check_logits(reference.mtp_logits(prompt).astype(np.float32), expected, where, golden.tolerance)
 
 
@@ -157,7 +157,7 @@ def test_scores(golden: Golden, lm: hybridlm.LM):
 @pytest.mark.slow
 @long_except("dense_interval")
 def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
-    """Log-probabilities of prompts beside their completions, against those of transformers."""
+    """Log-probabilities of prompts with completions equal transformers' numbers."""
     for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=1, prompt_logprobs=2)):
         prompt, logits = golden.prompts[index], golden.logits[index].astype(np.float64)
         logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
@@ -165,8 +165,8 @@ def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
         first, *entries = completion.prompt_logprobs
         assert first is None and len(entries) == len(prompt) - 1
         pairs = zip(entries, prompt[1:], strict=True)
-        own = np.array([np.nan, *(entry[token] for entry, token in pairs if entry is not None)], np.float32)
-        check_logprobs(own, golden.logprobs[index], golden.where(index), golden.tolerance)
+        array = np.array([np.nan, *(entry[token] for entry, token in pairs if entry is not None)], np.float32)
+        check_logprobs(array, golden.logprobs[index], golden.where(index), golden.tolerance)
         for entry, row, token in zip(entries, logprobs, prompt[1:], strict=False):
             assert entry is not None
             best = np.argsort(-row)[:2].tolist()
@@ -183,8 +183,7 @@ def test_generates(golden: Golden, lm: hybridlm.LM):
 
 @long_except()
 def test_longest_prompt_alone(golden: Golden, lm: hybridlm.LM):
-    """A step of one lane is another compiled step. In short runs tests/oracle has one model alone, and
-    test_generate.py compares prompts alone with the same in a batch."""
+    """One lane uses its own compiled step."""
     check_logprobs(lm.score([golden.prompts[-1]])[0].logprobs, golden.logprobs[-1], golden.where(-1), golden.tolerance)
     completion = lm.generate([golden.prompts[-1]], max_tokens=32, ignore_eos=True)[0]
     assert not check_greedy(completion.token_ids, golden.greedy[-1], golden.where(-1), golden.tolerance)

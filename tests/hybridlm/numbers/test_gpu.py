@@ -1,4 +1,4 @@
-"""A smoke test of everything on a GPU: parity, isolation, rows used before, experts, sampling, the embedded model.
+"""Smoke test on a GPU: parity, isolation, reused rows, experts, sampling, embedded model.
 
 Then checks of the last part of scripts/check_device.py, one by one.
 """
@@ -34,8 +34,8 @@ def test_golden_logits_scores_and_greedy_tokens(name: str) -> None:
         expected = dict(file)
     ends = np.cumsum(expected["lengths"])[:-1]
     prompts = [prompt.tolist() for prompt in np.split(expected["prompts"], ends)]
-    for found, logits in zip(lm.forward(padded(prompts)).logits, np.split(expected["logits"], ends), strict=True):
-        check_logits(np.asarray(found)[: len(logits)], logits, name, tolerance)
+    for actual, logits in zip(lm.forward(padded(prompts)).logits, np.split(expected["logits"], ends), strict=True):
+        check_logits(np.asarray(actual)[: len(logits)], logits, name, tolerance)
     for score, logprobs in zip(lm.score(prompts), np.split(expected["logprobs"], ends), strict=True):
         check_logprobs(score.logprobs, logprobs, name, tolerance)
     completions = lm.generate(prompts, max_tokens=expected["greedy"].shape[1], ignore_eos=True)
@@ -46,10 +46,10 @@ def test_golden_logits_scores_and_greedy_tokens(name: str) -> None:
 def test_a_sequence_has_the_same_bits_beside_others() -> None:
     lm = hybridlm.load(GOLDEN / "sparse_base", lanes=4, chunk=8)
     prompts = [[5, 9, 3, 7, 11, 2, 8, 4, 6], [10, 12], [13] * 30, [1]]
-    others = [prompts[0], [20] * 25, [3], [4, 5, 6]]
+    rest = [prompts[0], [20] * 25, [3], [4, 5, 6]]
     settings = {"max_tokens": 12, "ignore_eos": True, "logprobs": 3, "temperature": 0.8, "seed": 1}
-    assert lm.generate(prompts, **settings)[0] == lm.generate(others, **settings)[0]
-    assert lm.score(prompts)[0].logprobs.tobytes() == lm.score(others)[0].logprobs.tobytes()
+    assert lm.generate(prompts, **settings)[0] == lm.generate(rest, **settings)[0]
+    assert lm.score(prompts)[0].logprobs.tobytes() == lm.score(rest)[0].logprobs.tobytes()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,7 +64,7 @@ def test_expert_products_agree(dtype) -> None:
     weight = jnp.asarray(rng.normal(size=(8, 48, 64)), dtype)
     expert = jnp.asarray(rng.integers(0, 8, 70), jnp.int32)
     # a narrower weight meets rounded rows
-    exact, rounded = (np.asarray(one.astype(jnp.float32), np.float64) for one in (weight, x.astype(dtype)))
+    exact, rounded = (np.asarray(array.astype(jnp.float32), np.float64) for array in (weight, x.astype(dtype)))
     want = np.einsum("roi,ri->ro", exact[np.asarray(expert)], rounded)
     for form in (expert_dot, gather_form, block_form, grouped_form):
         np.testing.assert_allclose(jax.jit(form)(x, weight, expert), want, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Forms of layers and sampling for other platforms, run on a CPU, and kernels: both compute what plain forms do."""
+"""Other platforms' layers, sampling and kernels compute on a CPU the plain forms' numbers."""
 
 import warnings
 from pathlib import Path
@@ -23,7 +23,7 @@ FAMILIES = [
     "falcon_base",
 ]  # fmt: skip
 BY_DEFAULT = ("lfm2_moe_base",)
-"""The numbers of all families with these kernels are beside those of transformers in test_golden.py."""
+"""The numbers of all families with these kernels are next to those of transformers in test_golden.py."""
 CONV, STEP = conv_step_cpu.STEP, recurrent_step_cpu.STEP
 CALLS = {name: {CONV, STEP, ATTENTION} for name in FAMILIES} | {
     "kimi_base": {CONV, STEP, LATENT_ATTENTION},
@@ -39,36 +39,36 @@ Numbers = tuple[list[list[int]], list[np.ndarray]]
 
 
 def numbers(name: str, kernels: str = "off") -> Numbers:
-    """Return sampled tokens and scores. The interpreter copies states, which the audit of a step refuses."""
+    """Return sampled tokens and scores; the interpreter copies states, so audits are off."""
     certify = "warn" if kernels == "interpret" else "error"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore" if certify == "warn" else "error", CertificationWarning)
         lm = hybridlm.load(GOLDEN / name, **SIZES, kernels=kernels, certify=certify)
-        tokens = [one.token_ids for one in lm.generate(TEXTS, **SAMPLED)]
-        scores = [np.asarray(one.logprobs[1:], np.float64) for one in lm.score(TEXTS)]
+        tokens = [completion.token_ids for completion in lm.generate(TEXTS, **SAMPLED)]
+        scores = [np.asarray(score.logprobs[1:], np.float64) for score in lm.score(TEXTS)]
     certificates = lm.certificates.values()
-    assert certificates and all(one.proved and (kernels == "interpret" or one.holds) for one in certificates)
-    read = [note for one in certificates for note in one.notes if note.id == Note.KERNEL_READ.value]
+    assert certificates and all(c.proved and (kernels == "interpret" or c.holds) for c in certificates)
+    read = [note for certificate in certificates for note in certificate.notes if note.id == Note.KERNEL_READ.value]
     assert bool(read) == (kernels == "interpret")
-    believed = {about.about.split("(")[0] for one in certificates for about in one.assumed if about.id == "opaque-idle"}
+    believed = {about.about.split("(")[0] for c in certificates for about in c.assumed if about.id == "opaque-idle"}
     assert believed == (CALLS[name] if kernels == "auto" else set())
     return tokens, scores
 
 
-def check_equal(found: Numbers, expected: Numbers) -> None:
+def check_equal(numbers: Numbers, expected: Numbers) -> None:
     """Tokens are the same, and scores near."""
-    for one, other in zip(found[1], expected[1], strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-4)
-    assert found[0] == expected[0]
+    for item, other in zip(numbers[1], expected[1], strict=True):
+        np.testing.assert_allclose(item, other, atol=2e-4)
+    assert numbers[0] == expected[0]
 
 
 @pytest.mark.slow
 @pytest.mark.cpu_kernels
 @pytest.mark.parametrize(
-    "name", [one if one in BY_DEFAULT else pytest.param(one, marks=pytest.mark.long) for one in FAMILIES]
+    "name", [family if family in BY_DEFAULT else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]
 )
 def test_kernels_for_cpus(name: str) -> None:
-    """Whole models whose states, windows and caches kernels update in place; the certificates list the declarations."""
+    """Kernels update states, windows and caches in place; certificates list the declarations."""
     expected = numbers(name)
     check_equal(numbers(name, "auto"), expected)
 
@@ -86,7 +86,7 @@ def test_forms_of_other_platforms(name: str, platform: str, monkeypatch: pytest.
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_kernels_of_other_platforms(name: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole models whose kernels are run by Pallas' interpreter."""
+    """Whole models with kernels run by Pallas' interpreter."""
     expected = numbers(name)
     monkeypatch.setattr(Placement, "platform", property(lambda self: platform))
     check_equal(numbers(name, "interpret"), expected)

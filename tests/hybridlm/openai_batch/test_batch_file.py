@@ -1,4 +1,4 @@
-"""OpenAI Batch files: answers are those of `generate`, `chat` and `score`, whatever else is in the file."""
+"""OpenAI Batch files: answers equal `generate`, `chat` and `score` for any neighbours."""
 
 import dataclasses
 import errno
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
+from filled import nan_token
 from toy_scorer import NO_MODEL, run_toy
 
 import hybridlm
@@ -35,8 +35,8 @@ def model_of(lm: hybridlm.LM) -> BatchModel:
 
 
 def answered(model: BatchModel, lines: Sequence[Any], folder: Path, window: int = 64) -> list[dict[str, Any]]:
-    """The lines of the output; a line of the input that is no object is written as it is."""
-    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
+    """Return the output's lines; input lines that are no objects are written verbatim."""
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     (folder / "in.jsonl").write_text(text + "\n")
     report = run_toy(batch_rows(model, {}), folder / "in.jsonl", folder / "out.jsonl", window=window)
     rows = [json.loads(row) for row in (folder / "out.jsonl").read_text().splitlines()]
@@ -71,9 +71,9 @@ def chat_ids(lm: hybridlm.LM, message: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def rows(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    found = answered(model_of(text_lm), LINES, tmp_path_factory.mktemp("batch"))
-    assert [row["custom_id"] for row in found] == [one["custom_id"] for one in LINES]
-    return {row["custom_id"]: row for row in found}
+    answers = answered(model_of(text_lm), LINES, tmp_path_factory.mktemp("batch"))
+    assert [row["custom_id"] for row in answers] == [line["custom_id"] for line in LINES]
+    return {row["custom_id"]: row for row in answers}
 
 
 def texts(row: dict[str, Any]) -> list[str]:
@@ -91,10 +91,10 @@ def test_answers_are_those_of_generate(text_lm: hybridlm.LM, rows: dict[str, dic
     assert body(rows["chat"])["object"] == "chat.completion" and body(rows["chat"])["choices"][0]["logprobs"] is None
     assert body(rows["chat"])["choices"][0]["message"] == {"role": "assistant", "content": answer.text}
     sampled = text_lm.generate(["Who has", "the kite"], max_tokens=6, temperature=1.0, n=2, seed=5, top_p=0.9)
-    assert texts(rows["sampled"]) == [one.text for one in sampled]
+    assert texts(rows["sampled"]) == [completion.text for completion in sampled]
     ids = text_lm.generate([[5, 6, 7], [8, 9], [4]], max_tokens=4, ignore_eos=True)[:2]
-    assert [one["token_ids"] for one in body(rows["ids"])["choices"]] == [one.token_ids for one in ids]
-    assert [one["prompt_token_ids"] for one in body(rows["ids"])["choices"]] == [[5, 6, 7], [8, 9]]
+    assert [row["token_ids"] for row in body(rows["ids"])["choices"]] == [completion.token_ids for completion in ids]
+    assert [row["prompt_token_ids"] for row in body(rows["ids"])["choices"]] == [[5, 6, 7], [8, 9]]
     assert body(rows["ids"])["usage"] == {"prompt_tokens": 5, "completion_tokens": 8, "total_tokens": 13}
 
 
@@ -109,8 +109,8 @@ def test_lines_without_a_seed_differ_and_do_not_depend_on_their_place(
     text_lm: hybridlm.LM, rows: dict[str, dict[str, Any]], tmp_path: Path
 ):
     assert texts(rows["unseeded"]) != texts(rows["other"])
-    again = answered(model_of(text_lm), LINES[::-1], tmp_path, window=4)
-    for row in again:
+    answers = answered(model_of(text_lm), LINES[::-1], tmp_path, window=4)
+    for row in answers:
         assert body(row)["choices"] == body(rows[row["custom_id"]])["choices"]
 
 
@@ -118,7 +118,7 @@ def test_lines_without_a_seed_differ_and_do_not_depend_on_their_place(
 def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path: Path):
     settings: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
     message = [{"role": "user", "content": "hi"}]
-    found = answered(
+    answers = answered(
         model_of(text_lm),
         [
             line("a", prompt="Who has", logprobs=3, **settings),
@@ -131,12 +131,12 @@ def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path
     prompts = ["Who has", chat_ids(text_lm, "hi"), "the kite"]
     a, chat, d = text_lm.generate(prompts, max_tokens=4, ignore_eos=True, logprobs=3)
     assert text_lm.tokenizer is not None and a.top_logprobs is not None and chat.top_logprobs is not None
-    logprobs = body(found[0])["choices"][0]["logprobs"]
+    logprobs = body(answers[0])["choices"][0]["logprobs"]
     names = [text_lm.tokenizer.decode([token], skip_special_tokens=False) for token in a.token_ids]
     assert logprobs["tokens"] == names and logprobs["token_logprobs"] == a.logprobs
     assert [list(top.values()) for top in logprobs["top_logprobs"]] == [list(top.values()) for top in a.top_logprobs]
     for entry, token, logprob, top in zip(
-        body(found[1])["choices"][0]["logprobs"]["content"],
+        body(answers[1])["choices"][0]["logprobs"]["content"],
         chat.token_ids,
         chat.logprobs or [],
         chat.top_logprobs,
@@ -145,11 +145,11 @@ def test_logprobs_are_those_of_generate_and_score(text_lm: hybridlm.LM, tmp_path
         name = text_lm.tokenizer.decode([token], skip_special_tokens=False)
         assert (entry["token"], entry["logprob"], entry["bytes"]) == (name, logprob, list(name.encode()))
         assert [other["logprob"] for other in entry["top_logprobs"]] == list(top.values())
-    echoed, score = body(found[2])["choices"][0], text_lm.score([[5, 6, 7, 8], [5, 6], [6, 5]])[0]
+    echoed, score = body(answers[2])["choices"][0], text_lm.score([[5, 6, 7, 8], [5, 6], [6, 5]])[0]
     assert echoed["text"] == text_lm.tokenizer.decode([5, 6, 7, 8]) and echoed["finish_reason"] == "length"
     assert echoed["logprobs"]["token_logprobs"] == [None, *score.logprobs[1:].tolist()]
     assert echoed["logprobs"]["top_logprobs"][0] is None and echoed["logprobs"]["text_offset"] == [0, 1, 2, 3]
-    assert body(found[3])["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in d.token_ids]
+    assert body(answers[3])["choices"][0]["logprobs"]["tokens"] == [f"token_id:{token}" for token in d.token_ids]
 
 
 def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
@@ -157,7 +157,7 @@ def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
     model = dataclasses.replace(
         model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, None, inputs.request, None)
     )
-    found = answered(
+    answers = answered(
         model,
         [
             line("a", prompt=[[5, 6, 7], [5, 6], [6, 5]], max_tokens=0, logprobs=0, echo=True),
@@ -168,11 +168,11 @@ def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
         ],
         tmp_path,
     )
-    a, b = body(found[0])["choices"][0], body(found[1])["choices"]
+    a, b = body(answers[0])["choices"][0], body(answers[1])["choices"]
     assert a["text"] is None and a["logprobs"]["tokens"] == ["token_id:5", "token_id:6", "token_id:7"]
     want = text_lm.generate([[5, 6, 7], [5, 6], [5]], max_tokens=4)
-    assert [(one["text"], one["token_ids"]) for one in b] == [(None, one.token_ids) for one in want]
-    for row in found[2:]:
+    assert [(row["text"], row["token_ids"]) for row in b] == [(None, completion.token_ids) for completion in want]
+    for row in answers[2:]:
         assert "no tokenizer.json" in row["error"]["message"]
 
 
@@ -236,30 +236,30 @@ BAD = {
 
 def test_a_bad_line_has_an_error_and_stops_nothing(text_lm: hybridlm.LM, tmp_path: Path):
     good = line("good", prompt=["x", "y", "z"], max_tokens=2, temperature=0, stream=False, suffix=None)
-    found = answered(model_of(text_lm), [*BAD.values(), "", good, good], tmp_path)
-    assert len(found) == len(BAD) + 2
-    for number, (row, message) in enumerate(zip(found, BAD, strict=False), 1):
+    answers = answered(model_of(text_lm), [*BAD.values(), "", good, good], tmp_path)
+    assert len(answers) == len(BAD) + 2
+    for number, (row, message) in enumerate(zip(answers, BAD, strict=False), 1):
         assert row["response"] == {"status_code": 400, "request_id": row["response"]["request_id"], "body": None}
         assert row["error"]["code"] == "invalid_request"
         assert row["error"]["message"].startswith(f"line {number}: {message}"), row["error"]["message"]
-    assert texts(found[-2]) == [one.text for one in text_lm.generate(["x", "y", "z"], max_tokens=2)]
+    assert texts(answers[-2]) == [completion.text for completion in text_lm.generate(["x", "y", "z"], max_tokens=2)]
     # Blank lines have numbers, too.
     last = len(BAD) + 3
-    message = found[-1]["error"]["message"]
+    message = answers[-1]["error"]["message"]
     assert message.startswith(f"line {last}: custom_id: is used twice, first in line {last - 1};")
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
 def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
-    whole = {"max_tokens": 4, "n": 2, "seed": 5, "top_k": -1, "min_tokens": 1, "stop_token_ids": [7]}
-    whole |= {"logprobs": 2} if endpoint == COMPLETIONS else {"logprobs": True, "top_logprobs": 2}
+    full = {"max_tokens": 4, "n": 2, "seed": 5, "top_k": -1, "min_tokens": 1, "stop_token_ids": [7]}
+    full |= {"logprobs": 2} if endpoint == COMPLETIONS else {"logprobs": True, "top_logprobs": 2}
     start = {"prompt": "x"} if endpoint == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}
     floats = {
         name: value if value is True else [7.0] if name == "stop_token_ids" else float(value)
-        for name, value in whole.items()
+        for name, value in full.items()
     }
     read = [
-        read_request(line("a", endpoint, **start, **fields), text_lm.text_model.inputs) for fields in (whole, floats)
+        read_request(line("a", endpoint, **start, **fields), text_lm.text_model.inputs) for fields in (full, floats)
     ]
     assert read[0] == read[1]
     params = read[1].requests[0].params
@@ -322,8 +322,8 @@ def test_a_seed_of_minus_one_is_no_seed(text_lm: hybridlm.LM, seed: float) -> No
 )
 def test_prompts_are_truncated_on_request(text_lm: hybridlm.LM, fields: dict[str, Any], expected: list[int]) -> None:
     """The context has 256 tokens: with `max_tokens` of 250 a prompt has room for 6."""
-    asked = line("a", prompt=[list(range(7, 17)), [5]], **fields)
-    prompts = read_request(asked, text_lm.text_model.inputs).prompts
+    request = line("a", prompt=[list(range(7, 17)), [5]], **fields)
+    prompts = read_request(request, text_lm.text_model.inputs).prompts
     assert [list(prompt.token_ids) for prompt in prompts] == [expected, [5]]
 
 
@@ -346,10 +346,10 @@ def test_truncated_prompts_of_texts_and_chats(text_lm: hybridlm.LM, tmp_path: Pa
 def test_only_allowed_tokens_are_sampled(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     allowed = {"allowed_token_ids": [9.0, 5], "max_tokens": 12, "return_token_ids": True}
     lines = [line(str(seed), prompt="Who has", seed=seed, **allowed) for seed in range(4)]
-    found = answered(
+    answers = answered(
         model_of(text_lm), [*lines, line("free", prompt="Who has", seed=0, return_token_ids=True)], tmp_path
     )
-    *sampled, free = [body(row)["choices"][0]["token_ids"] for row in found]
+    *sampled, free = [body(row)["choices"][0]["token_ids"] for row in answers]
     assert {token for ids in sampled for token in ids} == {5, 9} and not set(free) <= {5, 9}
 
 
@@ -377,8 +377,8 @@ def test_reasoning_effort_is_a_variable_of_the_template(
     text_lm: hybridlm.LM, template: str, fields: dict[str, Any], start: str
 ) -> None:
     template += "{% for message in messages %}{{ message.content }}{% endfor %}"
-    asked = line("a", CHAT, messages=[{"role": "user", "content": "hi"}], chat_template=template, **fields)
-    prompt = read_request(asked, text_lm.text_model.inputs).prompts[0]
+    request = line("a", CHAT, messages=[{"role": "user", "content": "hi"}], chat_template=template, **fields)
+    prompt = read_request(request, text_lm.text_model.inputs).prompts[0]
     assert text_lm.tokenizer is not None and text_lm.tokenizer.decode(prompt.token_ids) == f"{start}hi"
 
 
@@ -400,8 +400,10 @@ def test_efforts_that_are_refused(text_lm: hybridlm.LM, url: str, fields: dict[s
 
 
 def test_stop_strings_and_ids(text_lm: hybridlm.LM):
-    found = read_request(line("a", prompt="x", stop="\n", stop_token_ids=[7], max_tokens=3), text_lm.text_model.inputs)
-    params = found.requests[0].params
+    request = read_request(
+        line("a", prompt="x", stop="\n", stop_token_ids=[7], max_tokens=3), text_lm.text_model.inputs
+    )
+    params = request.requests[0].params
     assert params.stop_strings == ("\n",) and params.stop_token_ids == {7, *text_lm.eos_token_ids}
     # As OpenAI has it: temperature 1, sixteen tokens of a completion, a chat up to the end of the context.
     assert (params.temperature, params.max_tokens) == (1.0, 3)
@@ -411,24 +413,16 @@ def test_stop_strings_and_ids(text_lm: hybridlm.LM):
 
 
 def test_logits_that_are_no_numbers_are_an_error_of_their_line(text_lm: hybridlm.LM, tmp_path: Path):
-    engine, clean = text_lm.engine, text_lm.engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        found = answered(
-            model_of(text_lm),
-            [
-                line("drawn", prompt=[[5, 6], [5, 9], [5, 7]], max_tokens=2, temperature=0, stop_token_ids=[9]),
-                line("scored", prompt=[5, 9, 8], max_tokens=0, echo=True, logprobs=0),
-                line("good", prompt=[[5, 6, 7], [5, 7]], max_tokens=0, echo=True, logprobs=0),
-            ],
-            tmp_path,
-        )
-    finally:
-        engine.params = clean
-    assert [row["response"]["status_code"] for row in found] == [500, 500, 200]
-    assert found[0]["error"]["message"].startswith("line 1: choice 1: token 2: expected finite numbers")
-    assert found[1]["error"]["message"].startswith("line 2: prompt 0: token")
+    lines = [
+        line("drawn", prompt=[[5, 6], [5, 9], [5, 7]], max_tokens=2, temperature=0, stop_token_ids=[9]),
+        line("scored", prompt=[5, 9, 8], max_tokens=0, echo=True, logprobs=0),
+        line("good", prompt=[[5, 6, 7], [5, 7]], max_tokens=0, echo=True, logprobs=0),
+    ]
+    with nan_token(text_lm):
+        answers = answered(model_of(text_lm), lines, tmp_path)
+    assert [row["response"]["status_code"] for row in answers] == [500, 500, 200]
+    assert answers[0]["error"]["message"].startswith("line 1: choice 1: token 2: expected finite numbers")
+    assert answers[1]["error"]["message"].startswith("line 2: prompt 0: token")
 
 
 def test_an_interruption_leaves_the_older_output(text_lm: hybridlm.LM, tmp_path: Path):
@@ -448,13 +442,13 @@ def test_no_room(tmp_path: Path):
     lines = [json.dumps({"custom_id": str(i)}) for i in range(40)]
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     (tmp_path / "out.jsonl").write_text("older")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limit[1]))
     try:
         with pytest.raises(OSError) as raised:
             run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / "out.jsonl.parts" / "whole"))
     assert (tmp_path / "out.jsonl").read_text() == "older"
     report = run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
@@ -474,7 +468,7 @@ def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
 
 def every_default(chat: bool) -> dict[str, Any]:
     """Fields that clients send although they ask for nothing, null ones apart."""
-    both: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "n": 1, "user": "u", "metadata": {"a": "b"}, "store": False, "stream": False, "stream_options": {}, "stop": [],
         "presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0,
         "logit_bias": {}, "service_tier": "auto", "top_p": 1, "top_k": -1, "min_p": 0, "seed": 3, "min_tokens": 0,
@@ -485,8 +479,8 @@ def every_default(chat: bool) -> dict[str, Any]:
         "request_id": "r", "cache_salt": "c", "session_id": "s", "truncate_prompt_tokens": 9, "truncation_side": "left",
     }  # fmt: skip
     if not chat:
-        return both | {"best_of": 1, "echo": False, "suffix": "", "add_special_tokens": True}
-    return both | {
+        return fields | {"best_of": 1, "echo": False, "suffix": "", "add_special_tokens": True}
+    return fields | {
         "logprobs": False, "functions": [], "function_call": "none", "parallel_tool_calls": True,
         "modalities": ["text"], "verbosity": "medium", "add_generation_prompt": True, "continue_final_message": False,
         "add_special_tokens": False, "echo": False, "documents": [], "chat_template_kwargs": {},
@@ -496,35 +490,37 @@ def every_default(chat: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_fields_that_ask_for_nothing_change_nothing(text_lm: hybridlm.LM, chat: bool):
-    said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
+    message: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]} if chat else {"prompt": "hi"}
     url = CHAT if chat else COMPLETIONS
-    plain = read_request(line("a", url, seed=3, user="u", **said), text_lm.text_model.inputs)
+    plain = read_request(line("a", url, seed=3, user="u", **message), text_lm.text_model.inputs)
     for fields in (every_default(chat), dict.fromkeys(every_default(chat)) | {"seed": 3, "user": "u"}):
-        assert read_request(line("a", url, **said, **fields), text_lm.text_model.inputs) == plain
+        assert read_request(line("a", url, **message, **fields), text_lm.text_model.inputs) == plain
 
 
 TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
 WITH_TOOLS = "{% for tool in tools or [] %}[{{ tool.function.name }}]{% endfor %}"
 
 
-@pytest.mark.parametrize(("choice", "shown"), [(None, True), ("auto", True), ("none", False)])
-def test_tools_are_shown_by_a_template_that_has_them(text_lm: hybridlm.LM, choice: str | None, shown: bool):
+@pytest.mark.parametrize(("choice", "visible"), [(None, True), ("auto", True), ("none", False)])
+def test_tools_are_shown_by_a_template_that_has_them(text_lm: hybridlm.LM, choice: str | None, visible: bool):
     assert text_lm.tokenizer is not None
     backend = text_lm.tokenizer._backend
     template = WITH_TOOLS + "{% for message in messages %}{{ message.content }}{% endfor %}"
     inputs = dataclasses.replace(text_lm.text_model.inputs, tokenizer=Tokenizer(backend, {}, {"default": template}))
     messages = [{"role": "user", "content": "hi"}]
-    found = read_request(line("a", CHAT, messages=messages, tools=[TOOL], tool_choice=choice), inputs)
-    expected = "[lookup]hi" if shown else "hi"
-    assert list(found.prompts[0].token_ids) == text_lm.tokenizer.encode(expected, add_special_tokens=False)
+    request = read_request(line("a", CHAT, messages=messages, tools=[TOOL], tool_choice=choice), inputs)
+    expected = "[lookup]hi" if visible else "hi"
+    assert list(request.prompts[0].token_ids) == text_lm.tokenizer.encode(expected, add_special_tokens=False)
 
 
 def test_penalties_bans_and_text_options(text_lm: hybridlm.LM) -> None:
-    asked = {"repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 2}
+    request = {"repetition_penalty": 1.1, "presence_penalty": 1.5, "frequency_penalty": 0.5, "min_tokens": 2}
     texts = {"skip_special_tokens": False, "keep_tool_markers": True, "think_end": "</t>"}
-    more = {"logit_bias": {"3": 2}, "bad_words": [[4, 5]], "thinking_token_budget": 7}
-    params = read_request(line("a", prompt="x", **asked, **texts, **more), text_lm.text_model.inputs).requests[0].params
-    assert {name: getattr(params, name) for name in (asked | texts)} == asked | texts
+    extra = {"logit_bias": {"3": 2}, "bad_words": [[4, 5]], "thinking_token_budget": 7}
+    params = (
+        read_request(line("a", prompt="x", **request, **texts, **extra), text_lm.text_model.inputs).requests[0].params
+    )
+    assert {name: getattr(params, name) for name in (request | texts)} == request | texts
     assert (params.logit_bias, params.bad_words, params.thinking_budget) == (((3, 2.0),), ((4, 5),), 7)
     plain = read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params
     assert not plain.changes_logits and plain.skip_special_tokens and plain.thinking_budget is None
@@ -550,8 +546,8 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
     ids=lambda value: "-".join(value),
 )
 def test_forms_of_answers(text_lm: hybridlm.LM, fields: dict[str, Any], form: dict[str, Any]) -> None:
-    found = read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs).requests[0].params.grammar
-    assert found is not None and found.text == grammar_text(form)
+    grammar = read_request(line("a", prompt="x", **fields), text_lm.text_model.inputs).requests[0].params.grammar
+    assert grammar is not None and grammar.text == grammar_text(form)
     assert read_request(line("a", prompt="x"), text_lm.text_model.inputs).requests[0].params.grammar is None
 
 
@@ -581,9 +577,9 @@ def test_answers_have_their_forms(text_lm: hybridlm.LM, tmp_path: Path) -> None:
         line("dead", prompt=["x", "y"], structured_outputs={"regex": "ab"}, bad_words=["b"]),
     ]
     plain, choice, chat, dead = answered(model_of(text_lm), lines, tmp_path)
-    alone = answered(model_of(text_lm), lines[:1], tmp_path)[0]
-    assert body(plain)["choices"] == body(alone)["choices"]
-    assert {one["text"] for one in choice["response"]["body"]["choices"]} <= {"yes", "no"}
+    answer = answered(model_of(text_lm), lines[:1], tmp_path)[0]
+    assert body(plain)["choices"] == body(answer)["choices"]
+    assert {row["text"] for row in choice["response"]["body"]["choices"]} <= {"yes", "no"}
     message = chat["response"]["body"]["choices"][0]
     assert (message["message"]["content"], message["finish_reason"]) == ("3", "stop")
     assert (dead["response"]["status_code"], dead["error"]["code"]) == (500, "grammar_error")
@@ -591,7 +587,7 @@ def test_answers_have_their_forms(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
 
 def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:
-    """Content in parts, tool calls with arguments as texts, and every field that the template reads."""
+    """Content in parts, tool calls with textual arguments, and every template field."""
     assert text_lm.tokenizer is not None
     template = """{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}
 {{- p.text }}{% endfor %}{% endif %}{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}
@@ -604,13 +600,13 @@ def test_chats_are_those_of_the_tokenizer(text_lm: hybridlm.LM) -> None:
     ]
     fields: dict[str, Any] = {"chat_template": template, "documents": [{"title": "T"}]}
     fields["chat_template_kwargs"] = {"more": "!"}
-    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm.text_model.inputs).requests[0].prompt
-    assert text_lm.tokenizer.decode(found) == "a bc;dcity=Parishm;T!A:"
+    prompt = read_request(line("a", CHAT, messages=messages, **fields), text_lm.text_model.inputs).requests[0].prompt
+    assert text_lm.tokenizer.decode(prompt) == "a bc;dcity=Parishm;T!A:"
     fields |= {"add_generation_prompt": False, "continue_final_message": True}
-    found = read_request(line("a", CHAT, messages=messages, **fields), text_lm.text_model.inputs).requests[0].prompt
-    assert text_lm.tokenizer.decode(found) == "a bc;d"
+    prompt = read_request(line("a", CHAT, messages=messages, **fields), text_lm.text_model.inputs).requests[0].prompt
+    assert text_lm.tokenizer.decode(prompt) == "a bc;d"
 
 
 def test_thoughts_are_apart_from_the_answer() -> None:
-    done = hybridlm.Completion("hm</think>yes", [1], None, None, "stop", [2], reasoning="hm", answer="yes")
-    assert _message(done.text, done) == {"role": "assistant", "content": "yes", "reasoning": "hm"}
+    completion = hybridlm.Completion("hm</think>yes", [1], None, None, "stop", [2], reasoning="hm", answer="yes")
+    assert _message(completion.text, completion) == {"role": "assistant", "content": "yes", "reasoning": "hm"}

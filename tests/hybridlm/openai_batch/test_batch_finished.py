@@ -1,4 +1,4 @@
-"""Answered lines of an unfinished part are kept: a kill loses seconds, and kept lines are not computed again."""
+"""Answered lines of an unfinished part survive a kill and are not recomputed."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def line(name: str, prompt: list[int], **body: Any) -> dict[str, Any]:
 
 
 class SlowSession:
-    """A session that completes one request per step, the last one first; every step takes ten seconds."""
+    """Completes one request per ten-second step, the last request first."""
 
     def __init__(self, now: list[float]):
         self._now, self._waiting, self.errors = now, list[Request](), dict[int, Any]()
@@ -64,14 +64,14 @@ class SlowSession:
 def answered(folder: Path, now: list[float], lines: list[dict[str, Any]]) -> tuple[list[Any], list[tuple[int, ...]]]:
     """Return the answers, and the prompts that were completed for them."""
     session: Any = SlowSession(now)
-    requests = [read_request(one, INPUTS) for one in lines]
+    requests = [read_request(line, INPUTS) for line in lines]
     with FinishedTexts(folder, 0, lambda: now[0], begun=5) as texts:
-        found = answers(BatchModel(INPUTS, lambda: session, lambda texts, top: [], "toy"), requests, texts)
-    return found, session.added
+        result = answers(BatchModel(INPUTS, lambda: session, lambda texts, top: [], "toy"), requests, texts)
+    return result, session.added
 
 
 def test_answers_are_on_disk_within_thirty_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of seven lines three are on disk after thirty seconds; a line with an error is not kept."""
+    """After thirty seconds three of seven lines are on disk; error lines are not."""
     now = [100.0]
     lines = [line(str(i), [i + 3], n=1 + (i == 2)) for i in range(7)]  # prompt 9 is of the last line
     written, flush = list[float](), FinishedTexts.flush
@@ -81,15 +81,15 @@ def test_answers_are_on_disk_within_thirty_seconds(tmp_path: Path, monkeypatch: 
         flush(self)
 
     monkeypatch.setattr(FinishedTexts, "flush", recorded)
-    whole, added = answered(tmp_path, now, lines)
-    assert len(added) == 8 and [isinstance(answer, dict) for answer in whole] == [True] * 6 + [False]
-    assert whole[2]["created"] == 5 and [choice["index"] for choice in whole[2]["choices"]] == [0, 1]
-    assert max(later - earlier for earlier, later in zip([100.0, *written], written, strict=False)) <= 30
+    full, added = answered(tmp_path, now, lines)
+    assert len(added) == 8 and [isinstance(answer, dict) for answer in full] == [True] * 6 + [False]
+    assert full[2]["created"] == 5 and [choice["index"] for choice in full[2]["choices"]] == [0, 1]
+    assert max(second - first for first, second in zip([100.0, *written], written, strict=False)) <= 30
     assert finished.KEPT_EVERY < 30
 
-    again, added = answered(tmp_path, now, lines)
+    repeat, added = answered(tmp_path, now, lines)
     # The eighth step ended line 0; its file, of 20 seconds after the last one, has every line but the failed one.
-    assert added == [(9,)] and again[:6] == whole[:6]
+    assert added == [(9,)] and repeat[:6] == full[:6]
 
 
 def test_a_line_that_is_alone_is_written_while_others_run(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_a_killed_process_continues_with_its_answers(text_lm: hybridlm.LM, tmp_p
     lines = [line(str(i), [5 + i, 7, 8], **({"echo": True, "logprobs": 1} if i % 4 == 0 else {})) for i in range(16)]
     lines[3]["body"]["n"] = 0
     source = write_lines(tmp_path / "in.jsonl", lines)
-    output, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    undisturbed = text_lm.batch_file(source, whole)
+    output, full = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    undisturbed = text_lm.batch_file(source, full)
     command = [
         sys.executable,
         REFERENCE / "processes" / "kill_texts.py",
@@ -134,13 +134,13 @@ def test_a_killed_process_continues_with_its_answers(text_lm: hybridlm.LM, tmp_p
     killed = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(finished_files(tmp_path / "out.jsonl.parts")) == 9
-    before = text_lm.stats["generated_tokens"]
+    initial = text_lm.stats["generated_tokens"]
     report = text_lm.batch_file(source, output)
-    assert 0 < text_lm.stats["generated_tokens"] - before < undisturbed.completion_tokens
+    assert 0 < text_lm.stats["generated_tokens"] - initial < undisturbed.completion_tokens
     assert report.completion_tokens == undisturbed.completion_tokens and not list(tmp_path.glob("*.parts"))
-    rows = [[json.loads(row) for row in path.read_text().splitlines()] for path in (whole, output)]
-    assert [[row["custom_id"] for row in found] for found in rows] == [[str(i) for i in range(16)]] * 2
+    rows = [[json.loads(row) for row in path.read_text().splitlines()] for path in (full, output)]
+    assert [[row["custom_id"] for row in result] for result in rows] == [[str(i) for i in range(16)]] * 2
     texts = [
-        [row["response"]["body"] and row["response"]["body"]["choices"][0]["text"] for row in found] for found in rows
+        [row["response"]["body"] and row["response"]["body"]["choices"][0]["text"] for row in result] for result in rows
     ]
     assert texts[0] == texts[1]

@@ -1,4 +1,4 @@
-"""Batch runs that are killed and continue: the output of an undisturbed run, without loss or duplicates."""
+"""Killed and continued batch runs write the undisturbed output, without loss or duplicates."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_a_pipe_is_read_once(tmp_path: Path):
 
 
 def test_shards_and_strict_runs(tmp_path: Path):
-    """Shards of a batch have the lines of the whole output; a strict run ends at the first line with a fault."""
+    """Shards hold the lines of the whole output; strict runs stop at the first fault."""
     source = write_bad_lines(tmp_path / "in.jsonl", 5)
     run_toy(NO_MODEL, source, tmp_path / "out.jsonl", window=2)
     for i in range(2):
@@ -134,7 +134,7 @@ def test_killed_command(tmp_path: Path):
     outputs = [[json.loads(row) for row in (tmp_path / name).read_text().splitlines()] for name in _OUTPUTS]
     created = [{row["response"]["body"].pop("created") for row in output} for output in outputs]
     assert outputs[0] == outputs[1] and [len(output) for output in outputs] == [LINES, LINES]
-    assert [len(one) for one in created] == [1, 1] and not list(tmp_path.glob("*.parts"))
+    assert [len(item) for item in created] == [1, 1] and not list(tmp_path.glob("*.parts"))
 
 
 _OUTPUTS = ("whole.jsonl", "out.jsonl")

@@ -1,4 +1,4 @@
-"""Lines of a batch whose prompts begin alike are answered together, and written in the order of the input."""
+"""Lines with common prompt beginnings run together and are written in input order."""
 
 import json
 import random
@@ -32,27 +32,27 @@ def write(path: Path, count: int = 18) -> Path:
         }
         for i in range(count)
     ]
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The output, but for the time of its run."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    for one in found:
-        if one["response"]["body"] is not None:
-            del one["response"]["body"]["created"]
-    return found
+    """The output without the time of its run."""
+    results = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in results:
+        if row["response"]["body"] is not None:
+            del row["response"]["body"]["created"]
+    return results
 
 
 def stopping(calls: int) -> Any:
     """A writer of parts that interrupts the run after so many parts."""
-    add, seen = Parts.add, []
+    add, records = Parts.add, []
 
     def added(parts: Parts, *arguments: Any, **counts: Any) -> None:
         add(parts, *arguments, **counts)
-        seen.append(1)
-        if len(seen) == calls:
+        records.append(1)
+        if len(records) == calls:
             raise KeyboardInterrupt
 
     return added
@@ -65,12 +65,12 @@ def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path:
         patch.setattr("hybridlm.score_files.order.MIN_SAVED", 2.0)
         plain = cached_lm.batch_file(source, tmp_path / "plain.jsonl", window=6)
     report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
-    found, expected = rows(tmp_path / "out.jsonl"), rows(tmp_path / "plain.jsonl")
-    assert [one["custom_id"] for one in found] == [*map(str, range(17)), "1"]
-    assert "custom_id: is used twice, first in line 2;" in found[-1]["error"]["message"]
+    actual, expected = rows(tmp_path / "out.jsonl"), rows(tmp_path / "plain.jsonl")
+    assert [row["custom_id"] for row in actual] == [*map(str, range(17)), "1"]
+    assert "custom_id: is used twice, first in line 2;" in actual[-1]["error"]["message"]
     assert (report.responses, report.bad_lines) == (17, 1)
-    texts, plain_texts = ([one["response"]["body"] for one in some[:-1]] for some in (found, expected))
-    assert [one["choices"][0]["text"] for one in texts] == [one["choices"][0]["text"] for one in plain_texts]
+    texts, plain_texts = ([row["response"]["body"] for row in some[:-1]] for some in (actual, expected))
+    assert [text["choices"][0]["text"] for text in texts] == [text["choices"][0]["text"] for text in plain_texts]
     # Of six lines with one prompt five do not read it again; of six with three prompts three.
     assert report.prefix_tokens_saved > 1.3 * plain.prefix_tokens_saved > 0
     assert report.prefix_tokens_saved > 0.7 * report.prompt_tokens
@@ -81,13 +81,13 @@ def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path:
 def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, parts: int) -> None:
     """The states that the interrupted run had cached change nothing."""
     source = write(tmp_path / "in.jsonl")
-    whole = cached_lm.batch_file(source, tmp_path / "whole.jsonl", window=6)
+    full = cached_lm.batch_file(source, tmp_path / "whole.jsonl", window=6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Parts, "add", stopping(parts))
         with pytest.raises(KeyboardInterrupt):
             cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
-    assert report.kept == 6 * parts and report.prefix_tokens_saved == whole.prefix_tokens_saved
+    assert report.kept == 6 * parts and report.prefix_tokens_saved == full.prefix_tokens_saved
     assert rows(tmp_path / "out.jsonl") == rows(tmp_path / "whole.jsonl")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Parts, "add", stopping(1))
@@ -99,11 +99,9 @@ def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, p
 
 
 @pytest.mark.parametrize("size", [1 << 20, 1, 0])
-def test_the_sort_window_says_how_many_lines_are_sorted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    """Six lines of three prompts by turns: together they are sorted, in windows of two they have nothing in common."""
-    source, seen = write(tmp_path / "in.jsonl", 7), list[list[int]]()
+def test_the_sort_window_says_how_many_lines_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
+    """Six lines of three prompts by turns share prefixes only in a wide window."""
+    source, calls = write(tmp_path / "in.jsonl", 7), list[list[int]]()
     lines = [json.loads(line) for line in source.read_text().splitlines()[:6]]
     for line in lines:
         line["body"] |= {"prompt": list(line["body"]["prompt"].encode()), "return_token_ids": True}
@@ -112,14 +110,13 @@ def test_the_sort_window_says_how_many_lines_are_sorted(
     numbers = {f"{SHOTS[i % 3]}{i}": i for i in range(6)}
 
     def answered(model: object, requests: Sequence[OpenAIRequest], finished: object) -> list[GrammarError]:
-        seen.append([numbers["".join(map(chr, one.prompts[0].token_ids))] for one in requests])
+        calls.append([numbers["".join(map(chr, request.prompts[0].token_ids))] for request in requests])
         return [GrammarError("x", 0, "none") for _ in requests]
 
     monkeypatch.setattr("hybridlm.openai_batch.batch_task.answers", answered)
     nothing: Any = None
     task = batch_rows(BatchModel(Inputs(None, 300, 256, (), nothing), nothing, nothing, "tiny"), {})
     run_toy(task, source, tmp_path / "out.jsonl", window=2, sort_window=size)
-    found = sorted(map(sorted, seen))
-    assert found == ([[0, 3], [1, 4], [2, 5]] if size > 1 else [[0, 1], [2, 3], [4, 5]])
+    assert sorted(map(sorted, calls)) == ([[0, 3], [1, 4], [2, 5]] if size > 1 else [[0, 1], [2, 3], [4, 5]])
     with pytest.raises(ValueError, match="sort_window: expected a whole number of bytes"):
         run_toy(task, source, tmp_path / "out.jsonl", sort_window=-1)

@@ -1,4 +1,4 @@
-"""Shapes of log-probabilities in OpenAI's API, for tokens that are parts of characters or look alike."""
+"""OpenAI's shapes of log-probabilities for partial characters and tokens that look alike."""
 
 import tokenizers
 from tokenizers import decoders, models

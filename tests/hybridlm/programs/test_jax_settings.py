@@ -1,4 +1,4 @@
-"""Steps of a model do not depend on the caller's settings of JAX, and a setting that refuses them is named."""
+"""Steps ignore the caller's JAX settings; a setting that blocks them is named."""
 
 import ast
 import contextlib
@@ -19,7 +19,7 @@ from ir_passes.jaxpr import jax_private
 
 def answers(lm: hybridlm.LM) -> tuple[list[list[int]], list[bytes]]:
     """Sampled tokens of one sequence, and bits of the log-probabilities of a text."""
-    tokens = [list(one.token_ids) for one in lm.generate(["Ada"], max_tokens=3, temperature=1.0, seed=3)]
+    tokens = [list(completion.token_ids) for completion in lm.generate(["Ada"], max_tokens=3, temperature=1.0, seed=3)]
     return tokens, [np.asarray(score.logprobs).tobytes() for score in lm.score(["Ada has"])]
 
 
@@ -46,15 +46,13 @@ def all_at_once() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outside(
-    text_lm: hybridlm.LM, expected: Any
-) -> None:
+def test_steps_compiled_under_other_settings_have_the_same_bits_inside_and_outside(text_lm: hybridlm.LM, expected: Any):
     lm = hybridlm.load(text_lm.path, **SETTINGS)
     with all_at_once():
         assert answers(lm) == expected
         certificates = lm.certificates
     assert answers(lm) == expected and lm.certificates.keys() == certificates.keys()
-    assert all("jax_enable_x64=False" in one.versions.flags for one in certificates.values())
+    assert all("jax_enable_x64=False" in certificate.versions.flags for certificate in certificates.values())
 
 
 @pytest.mark.slow
@@ -62,8 +60,8 @@ def test_plain_steps_have_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM, 
     """Without kernels, attention of one sequence had sums of 64 bits."""
     lm = hybridlm.load(text_lm.path, kernels="off", **SETTINGS)
     with jax.enable_x64(True):
-        inside = answers(lm)
-    assert answers(lm) == inside and inside[0] == expected[0]
+        inner = answers(lm)
+    assert answers(lm) == inner and inner[0] == expected[0]
 
 
 def test_a_setting_of_the_user_makes_programs_of_its_own(text_lm: hybridlm.LM) -> None:
@@ -75,7 +73,7 @@ def test_a_setting_of_the_user_makes_programs_of_its_own(text_lm: hybridlm.LM) -
         second = compiled()
     assert first is not second and compiled() is first
     assert lm.engine.programs.shapes == [shape] and len(lm.certificates) == 2
-    flags = [set(one.certificate.versions.flags) for one in (first, second)]
+    flags = [set(program.certificate.versions.flags) for program in (first, second)]
     assert flags[0] != flags[1]
 
 
@@ -118,21 +116,21 @@ def test_forward_has_the_same_bits_with_64_bit_types(text_lm: hybridlm.LM) -> No
     first = text_lm.forward(tokens)
     with jax.enable_x64(True):
         second = text_lm.forward(tokens)
-    for one, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-        assert one.dtype == other.dtype and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    for array, other in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        assert array.dtype == other.dtype and np.asarray(array).tobytes() == np.asarray(other).tobytes()
 
 
 def in_keys_of_jax() -> list[str]:
-    """Names of the settings that this version of JAX has in a key of its programs, and that are True or False."""
+    """Names of boolean settings that are part of this JAX's program keys."""
     source = Path(str(inspect.getsourcefile(type(jax.config)))).read_text(encoding="utf-8")
-    found: set[Any] = set()
+    result: set[Any] = set()
     for node in ast.walk(ast.parse(source)):
-        given: dict[Any, Any] = {}
+        settings: dict[Any, Any] = {}
         if isinstance(node, ast.Call):
-            given = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
-        if given.get("include_in_jit_key") is True or given.get("include_in_trace_context") is True:
-            found.add(given.get("name"))
-    return sorted(name for name in found if isinstance(jax.config.values.get(name), bool))
+            settings = {word.arg: getattr(word.value, "value", None) for word in node.keywords}
+        if settings.get("include_in_jit_key") is True or settings.get("include_in_trace_context") is True:
+            result.add(settings.get("name"))
+    return sorted(name for name in result if isinstance(jax.config.values.get(name), bool))
 
 
 OTHERS = {
@@ -145,7 +143,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", [*in_keys_of_jax(), *OTHERS])
 def test_every_setting_that_changes_programs_is_in_our_keys(name: str) -> None:
-    before = jax_private.program_settings()
+    program_settings = jax_private.program_settings()
     with jax_private.with_setting(name, OTHERS.get(name, not jax_private.setting(name))):
-        assert jax_private.program_settings() != before
-    assert jax_private.program_settings() == before
+        assert jax_private.program_settings() != program_settings
+    assert jax_private.program_settings() == program_settings

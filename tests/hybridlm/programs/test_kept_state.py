@@ -1,4 +1,4 @@
-"""Only accepted tokens change the state that a verifying step keeps: measured for every family, and seen to fail."""
+"""Only accepted tokens change the kept state: measured for every family, and seen to fail."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ FAULTS = {
 def measured(directory: Path, devices: Devices = ONE_DEVICE.devices, tokens: int = 4) -> set[tuple[str, MeasuredFault]]:
     _, family, config = open_model(directory)
     structure, _ = flatten(family.abstract(config.shard(devices._replace(model=1, expert=1))))
-    return {(one.where, MeasuredFault(one.kind)) for one in KeptState(config, devices, structure).findings(tokens)}
+    return {(f.where, MeasuredFault(f.kind)) for f in KeptState(config, devices, structure).findings(tokens)}
 
 
 @pytest.mark.parametrize("id", COMMITTED)
@@ -52,7 +52,7 @@ def test_every_mutant_has_its_faults() -> None:
 @pytest.mark.parametrize("kernels", ["auto", "off"])
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.parent.iterdir()))
 def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
-    """Also with more counts than one call has, and for the shard of a mesh, whose layers run whole."""
+    """Several calls' counts, and a shard of a mesh with whole layers."""
     assert measured(GOLDEN.parent / name, ONE_DEVICE.devices._replace(kernels=kernels)) == set()
     assert measured(GOLDEN.parent / name, Devices(model=2, kernels=kernels), 12) == set()
 
@@ -69,5 +69,5 @@ def test_steps_that_are_not_run_are_not_claimed() -> None:
     planned = abstract_engine(
         GOLDEN / "config.json", EngineConfig(lanes=2, context=256, dtype="float32", chunk=8, kernels="off")
     ).planned(VERIFY)
-    assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in planned.not_covered}
-    assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {one.id for one in planned.proved}
+    assert NotCovered.ACCEPTED_TOKENS_ONLY in {certificate.id for certificate in planned.not_covered}
+    assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {certificate.id for certificate in planned.proved}

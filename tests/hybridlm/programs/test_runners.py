@@ -1,4 +1,4 @@
-"""The seam at which steps are run: what differs between its implementations is asked of them, not found out."""
+"""The seam where steps run: implementations answer for their differences."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ MAKERS = {"hybridlm/loading.py", "hybridlm/engine/engine.py"}
 
 
 def test_nothing_asks_which_implementation_runs_its_steps(root: Path) -> None:
-    names = re.compile(rf"\b({'|'.join(one.__name__ for one in (OneProcess, ManyProcesses, Sanitizer))})\b")
+    names = re.compile(rf"\b({'|'.join(function.__name__ for function in (OneProcess, ManyProcesses, Sanitizer))})\b")
     files = [path.relative_to(root).as_posix() for path in (root / "hybridlm").rglob("*.py")]
     naming = {file for file in files if names.search((root / file).read_text())}
     assert {file for file in naming if not file.startswith("hybridlm/programs/")} == MAKERS

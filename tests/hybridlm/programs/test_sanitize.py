@@ -1,4 +1,4 @@
-"""`load(sanitize=True)`: right runs pass and give the same tokens; what it catches is in test_engine_mutants.py."""
+"""`load(sanitize=True)`: right runs pass with the same tokens; test_engine_mutants.py has wrong runs."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -37,7 +37,7 @@ class Past(NamedTuple):
 
 @pytest.mark.slow
 def test_caches_with_other_names_are_masked(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old positions of a reused row are no other sequence's state, whatever the layer calls its cache."""
+    """Old positions of a reused row are masked, whatever a layer names its cache."""
     arrays, call = Attention.state_arrays, Attention.__call__
 
     def attend(self: Attention, x: Array, info: Any, state: Past) -> tuple[Array, Past]:
@@ -61,7 +61,7 @@ def test_one_sequence_alone(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> 
 
 @pytest.mark.long
 def test_prefixes_and_common_parts_are_followed(text_lm: hybridlm.LM, sanitized_lm: hybridlm.LM) -> None:
-    """Labels move with the states that sequences go on from; a state of another position is found."""
+    """Labels move with continued states; a state of another position is found."""
     texts = [[9, *range(5, 30), *range(first, first + 7)] for first in range(30, 60, 3)]
     for got, want in zip(sanitized_lm.score(texts), text_lm.score(texts), strict=True):
         assert got.logprobs[1:] == pytest.approx(want.logprobs[1:], abs=1e-4)
@@ -74,7 +74,7 @@ def test_prefixes_and_common_parts_are_followed(text_lm: hybridlm.LM, sanitized_
         ]
     wrong = other.snapshot.state
     assert wrong is not None
-    wrong.position = 8  # it says that it is the other one
+    wrong.position = 8  # it claims to be the other one
     mixed = dataclasses.replace(prefix.snapshot, state=wrong)
     with pytest.raises(SanitizerError, match="position 8"):
         sanitized_lm.generate([[70]], prefix=hybridlm.Prefix(prefix.token_ids, mixed), **FREE)

@@ -1,4 +1,4 @@
-"""The start of a model: the line that a user sees, what the last start took, and the parts."""
+"""The start of a model: the visible line, the last start's seconds, and its parts."""
 
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ def test_the_next_start_says_what_this_one_took(tmp_path: Path, capsys: pytest.C
     first = started(tmp_path)
     first.compiling()
     first.compiling()
-    shown = capsys.readouterr()
-    assert not shown.out and len(shown.err.splitlines()) == 2 and "last time" not in shown.err
+    output = capsys.readouterr()
+    assert not output.out and len(output.err.splitlines()) == 2 and "last time" not in output.err
     first.parts = {"open": 1.0, "weights": 2.0}
     first.answered(3.5)
     first.answered(100.0)
@@ -43,9 +43,9 @@ def test_the_next_start_says_what_this_one_took(tmp_path: Path, capsys: pytest.C
 
 def test_what_turns_progress_off_turns_the_line_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for show in (False, None):  # standard error is no terminal
-        one = started(tmp_path, show)
-        one.compiling()
-        one.answered(1.0)
+        item = started(tmp_path, show)
+        item.compiling()
+        item.answered(1.0)
     assert capsys.readouterr() == ("", "")
 
 
@@ -68,7 +68,7 @@ def test_a_user_without_a_home_directory_keeps_nothing(
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", home)
-    before = jax.config.values["jax_compilation_cache_dir"]
+    initial = jax.config.values["jax_compilation_cache_dir"]
     jax.config.update("jax_compilation_cache_dir", None)
     try:
         assert cache_of(None) == cache_of(None) == Cache(None, None)
@@ -77,7 +77,7 @@ def test_a_user_without_a_home_directory_keeps_nothing(
         monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
         assert cache_of(None).folder == Path("/xdg/hybridlm/xla")
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        jax.config.update("jax_compilation_cache_dir", initial)
 
 
 def test_parts_follow_one_another(text_lm: hybridlm.LM) -> None:
@@ -95,18 +95,18 @@ def test_line_comes_before_anything_is_read(
     start = hybridlm.load(text_lm.path, compilation_cache=tmp_path, **SETTINGS).start
     assert start is not None
     start.answered(3.25)
-    shown = []
+    lines = []
 
     def resolve(path: Path) -> Path:
-        shown.append(capsys.readouterr().err)
+        lines.append(capsys.readouterr().err)
         raise hybridlm.CheckpointError(path, "nothing is there")
 
     monkeypatch.setattr(loading, "resolve", resolve)
-    others: dict[str, Any] = SETTINGS | {"lanes": 7}
-    for settings in (SETTINGS, others):
+    rest: dict[str, Any] = SETTINGS | {"lanes": 7}
+    for settings in (SETTINGS, rest):
         with pytest.raises(hybridlm.CheckpointError):
             hybridlm.load(text_lm.path, compilation_cache=tmp_path, progress=True, **settings)
-    assert [(text.count("\n"), text_lm.path.name in text, "last time" in text) for text in shown] == [
+    assert [(text.count("\n"), text_lm.path.name in text, "last time" in text) for text in lines] == [
         (1, True, True),
         (1, True, False),
     ]

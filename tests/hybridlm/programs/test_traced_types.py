@@ -1,4 +1,4 @@
-"""No step has a float of 64 bits, whatever the caller's settings of JAX: of every family, traced with such types on."""
+"""No step of any family has a 64-bit float, even when traced with x64 enabled."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def test_traces_of_steps_have_no_float_of_64_bits(name: str) -> None:
     )
     for shape in SHAPES:
         step, _ = engine.programs.step(shape)
-        given: Any = engine.example_arguments(shape)
+        example_arguments: Any = engine.example_arguments(shape)
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-            program = jax.make_jaxpr(step)(*given)
+            program = jax.make_jaxpr(step)(*example_arguments)
         assert set(wide(program)) == set()

@@ -1,4 +1,4 @@
-"""A warm start: another process finds its steps, traces, proves and compiles none, and samples the same tokens."""
+"""A warm start in another process: no tracing, proof or compilation, the same tokens."""
 
 import json
 import os
@@ -71,12 +71,12 @@ NOTHING = {"trace": [], "lower": 0, "xla": 0, "compile_step": 0, "prove": 0, "au
 def run(
     path: Path, root: Path, axes: dict[str, int] | None = None, logprobs: int | None = 0, **settings: Any
 ) -> dict[str, Any]:
-    given = json.dumps([str(path), SETTINGS | settings, axes, PROMPTS, logprobs])
-    return json.loads(python(root, "-W", "error", "-c", CHILD, given).stdout)
+    text = json.dumps([str(path), SETTINGS | settings, axes, PROMPTS, logprobs])
+    return json.loads(python(root, "-W", "error", "-c", CHILD, text).stdout)
 
 
 def python(root: Path, *arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a process; with a `home`, the cache is the user's own in it and not the tests'."""
+    """Run a process; `home` holds its own cache instead of the tests' cache."""
     variables = os.environ | {"PYTHONPATH": str(root)}
     if home is not None:
         variables["XDG_CACHE_HOME"] = str(home)
@@ -88,7 +88,7 @@ def python(root: Path, *arguments: str, home: Path | None = None) -> subprocess.
 
 
 def without_time(certificates: dict[str, Any]) -> dict[str, Any]:
-    return {name: {**one, "stored": None} for name, one in certificates.items()}
+    return {name: {**certificate, "stored": None} for name, certificate in certificates.items()}
 
 
 def check_warm(cold: dict[str, Any], warm: dict[str, Any]) -> None:
@@ -98,8 +98,8 @@ def check_warm(cold: dict[str, Any], warm: dict[str, Any]) -> None:
     assert all(warm[name] == cold[name] for name in ("tokens", "logprobs", "scores"))
     # What was said of the executable, seconds included, is what was said when it was compiled.
     assert without_time(warm["certificates"]) == without_time(cold["certificates"])
-    assert {one["stored"] for one in cold["certificates"].values()} == {False}
-    assert {one["stored"] for one in warm["certificates"].values()} == {True}
+    assert {row["stored"] for row in cold["certificates"].values()} == {False}
+    assert {row["stored"] for row in warm["certificates"].values()} == {True}
     assert all("from the store" in text for text in warm["report"])
     for name in warm["certificates"]:
         assert any(line.startswith("INFO") and "from the store" in line and name in line for line in warm["lines"])
@@ -153,22 +153,20 @@ def test_mesh_has_it_too(tmp_path: Path, root: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("axes", [None, {"data": 2}, {"model": 2}], ids=["one device", "lanes", "heads"])
-def test_after_hybridlm_warmup_a_process_compiles_nothing(
-    axes: dict[str, int] | None, tmp_path: Path, root: Path
-) -> None:
+def test_after_hybridlm_warmup_a_process_compiles_nothing(axes: dict[str, int] | None, tmp_path: Path, root: Path):
     directory = write_random_checkpoint(
         "dense_base", tmp_path / "model", num_hidden_layers=2, full_attention_interval=2
     )
     options = [text for name, value in SETTINGS.items() for text in (f"--{name}", str(value))]
     options += [] if axes is None else ["--mesh", ",".join(f"{name}={size}" for name, size in axes.items())]
     command = ["-m", "hybridlm", "warmup", "-m", str(directory), *options]
-    made = python(root, *command, home=tmp_path / "home")
-    assert "compiled" in made.stdout and "from the store" not in made.stdout
-    again = python(root, *command, "-v", home=tmp_path / "home")
-    assert ": from the store in" in again.stderr and ": compiled in" not in again.stderr
+    result = python(root, *command, home=tmp_path / "home")
+    assert "compiled" in result.stdout and "from the store" not in result.stdout
+    repeat = python(root, *command, "-v", home=tmp_path / "home")
+    assert ": from the store in" in repeat.stderr and ": compiled in" not in repeat.stderr
 
     cache = str(tmp_path / "home" / "hybridlm" / "xla")
-    found = run(directory, root, axes, None, compilation_cache=cache)
-    assert found["counts"] == NOTHING and all(found["stored"]) and len(found["stored"]) >= 4
+    output = run(directory, root, axes, None, compilation_cache=cache)
+    assert output["counts"] == NOTHING and all(output["stored"]) and len(output["stored"]) >= 4
     with_logprobs = run(directory, root, axes, 0, compilation_cache=cache)
-    assert with_logprobs["counts"]["compile_step"] > 0 and with_logprobs["tokens"] == found["tokens"]
+    assert with_logprobs["counts"]["compile_step"] > 0 and with_logprobs["tokens"] == output["tokens"]

@@ -28,20 +28,20 @@ SUFFIXES = ["_scale", "_scale_inv", "_scale_2", "_packed", "_zero_point"]
 
 
 def arrays_of(source: Path) -> dict[Any, np.ndarray]:
-    return {path: np.asarray(one) for path, one in load_parameters(open_model(source), "float32").arrays.items()}
+    return {path: np.asarray(array) for path, array in load_parameters(open_model(source), "float32").arrays.items()}
 
 
 def damaged(tensors: Mapping[str, Stored], kind: str, rng: np.random.Generator) -> tuple[dict[str, Stored], str]:
-    """Return tensors of which one is damaged, or two are stored under each other's names, and the name of one."""
+    """Return tensors with one damaged or two swapped, and the name of one."""
     changed = dict(tensors)
-    name = str(rng.choice([one for one in tensors if not one.endswith(("norm.weight", "norm_f.weight", ".bias"))]))
+    name = str(rng.choice([t for t in tensors if not t.endswith(("norm.weight", "norm_f.weight", ".bias"))]))
     dtype, array = changed[name]
     if kind == "missing":
         del changed[name]
     elif kind == "cut":
         changed[name] = (dtype, array[..., : max(array.shape[-1] // 2, 1)] if array.ndim else array[None][:0])
     elif kind == "dtype":
-        changed[name] = (str(rng.choice([one for one in WIDTHS[array.itemsize] if one != dtype])), array)
+        changed[name] = (str(rng.choice([width for width in WIDTHS[array.itemsize] if width != dtype])), array)
     elif kind == "transposed":
         changed[name] = (dtype, np.ascontiguousarray(array.T))
     elif kind == "leftover":
@@ -53,7 +53,7 @@ def damaged(tensors: Mapping[str, Stored], kind: str, rng: np.random.Generator) 
         changed[name] = (dtype, broken)
     elif kind == "swapped":
         stem = name.rpartition(".")[0]
-        other = str(rng.choice([one for one in tensors if one != name and one.startswith(stem)] or [name]))
+        other = str(rng.choice([tensor for tensor in tensors if tensor != name and tensor.startswith(stem)] or [name]))
         changed[name], changed[other] = changed[other], changed[name]
     else:
         half = array.shape[0] // 2 if array.ndim else 0
@@ -62,11 +62,11 @@ def damaged(tensors: Mapping[str, Stored], kind: str, rng: np.random.Generator) 
 
 
 def no_number(dtype: str, name: str) -> bool:
-    """Whether a NaN among the numbers of a tensor makes its weight unreadable: a code, or a scale that is used."""
+    """True if NaN makes the tensor's weight unreadable: a code or a used scale."""
     return dtype == "F8_E4M3" or ("scale" in name and "input" not in name and dtype in ("F16", "BF16", "F32"))
 
 
-SCHEMES = sorted(one.name for one in GOLDEN.iterdir() if not one.name.startswith("gguf"))
+SCHEMES = sorted(path.name for path in GOLDEN.iterdir() if not path.name.startswith("gguf"))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_refused_or_gives_the_right_numbers(tmp_path: Path, sc
     for file in source.glob("*.json"):
         shutil.copy(file, tmp_path)
     file = SafetensorsFile(source / "model.safetensors")
-    tensors = {one: (info.dtype, file.read_stored(one).copy()) for one, info in file.tensors.items()}
+    tensors = {item: (info.dtype, file.read_stored(item).copy()) for item, info in file.tensors.items()}
     expected, rng, refused = arrays_of(source), np.random.default_rng(6), Counter[str]()
     for index in range(FILES):
         kind = DAMAGE[index % len(DAMAGE)]
@@ -85,22 +85,22 @@ def test_a_damaged_file_is_refused_or_gives_the_right_numbers(tmp_path: Path, sc
         broken, name = damaged(tensors, kind, rng)
         write_tensors(path, broken, file.metadata)
         try:
-            found = arrays_of(tmp_path)
+            arrays = arrays_of(tmp_path)
         except CheckpointError as error:
             assert error.faults
             refused[kind] += 1
             continue
-        different = [one for one, array in found.items() if not np.array_equal(array, expected[one])]
+        different = [item for item, array in arrays.items() if not np.array_equal(array, expected[item])]
         assert len(different) <= (2 if kind == "swapped" else 1), (kind, name, different)
         assert kind != "nan" or not no_number(tensors[name][0], name), name
     assert refused["missing"] >= 4 and refused["cut"] >= 4 and refused.total() > FILES // 3, refused
 
 
 def entry(content: bytes, name: str) -> tuple[int, int]:
-    """Return where a tensor's dimensions begin in the header of a GGUF file, and their number."""
+    """Return the offset and number of a tensor's dimensions in a GGUF header."""
     text = name.encode()
-    at = content.index(struct.pack("<Q", len(text)) + text) + 8 + len(text)
-    return at + 4, struct.unpack_from("<I", content, at)[0]
+    index = content.index(struct.pack("<Q", len(text)) + text) + 8 + len(text)
+    return index + 4, struct.unpack_from("<I", content, index)[0]
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe", "lfm2"])
@@ -115,33 +115,33 @@ def test_a_damaged_gguf_file_is_refused_or_gives_the_right_numbers(tmp_path: Pat
     for index in range(FILES // 2):
         kind, name = kinds[index % len(kinds)], str(rng.choice(names))
         broken, path = bytearray(content), tmp_path / f"{index}.gguf"
-        at, dims = entry(content, name)
+        i, dims = entry(content, name)
         if kind == "missing":
-            broken[at - 5] = ord("X")
+            broken[i - 5] = ord("X")
         elif kind == "cut":
             del broken[int(rng.integers(len(content) // 2, len(content))) :]
         elif kind == "type":
-            struct.pack_into("<I", broken, at + 8 * dims, int(rng.integers(40)))
+            struct.pack_into("<I", broken, i + 8 * dims, int(rng.integers(40)))
         elif kind == "shape":
-            sizes = struct.unpack_from(f"<{dims}Q", content, at)
-            struct.pack_into(f"<{dims}Q", broken, at, sizes[0] * 2, *sizes[1:])
+            sizes = struct.unpack_from(f"<{dims}Q", content, i)
+            struct.pack_into(f"<{dims}Q", broken, i, sizes[0] * 2, *sizes[1:])
         elif kind == "nan":
             half = 34 * int(rng.integers((tensors[name].end - tensors[name].begin) // 34))
             struct.pack_into("<H", broken, tensors[name].begin + half, 0x7E00)
         else:
-            other, more = entry(content, str(rng.choice([one for one in names if one != name])))
+            other, extra = entry(content, str(rng.choice([item for item in names if item != name])))
             first, second = (
-                content[at + 8 * dims : at + 8 * dims + 12],
-                content[other + 8 * more : other + 8 * more + 12],
+                content[i + 8 * dims : i + 8 * dims + 12],
+                content[other + 8 * extra : other + 8 * extra + 12],
             )
-            broken[at + 8 * dims : at + 8 * dims + 12], broken[other + 8 * more : other + 8 * more + 12] = second, first
+            broken[i + 8 * dims : i + 8 * dims + 12], broken[other + 8 * extra : other + 8 * extra + 12] = second, first
         path.write_bytes(broken)
         try:
-            found = arrays_of(path)
+            arrays = arrays_of(path)
         except (CheckpointError, ConfigError) as error:
             assert error.faults
             refused[kind] += 1
             continue
-        different = [one for one, array in found.items() if not np.array_equal(array, expected[one])]
+        different = [item for item, array in arrays.items() if not np.array_equal(array, expected[item])]
         assert len(different) <= (2 if kind == "swapped" else 1), (kind, different)
     assert refused["missing"] == refused["cut"] == 4 and refused["nan"] == 3 and refused["shape"] == 4, refused

@@ -15,29 +15,12 @@ from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_matrices"
 SCHEMES = {
-    "nf4": "nf4",
-    "nf4-bfloat16": "nf4",
-    "nf4-nested": "nf4",
-    "nf4-stored-as-bfloat16": "nf4",
-    "nf4-cut-block": "nf4",
-    "nf4-experts": "nf4",
-    "fp4": "fp4",
-    "fp4-nested": "fp4",
-    "llm-int8": "llm-int8",
-    "float8-rows": "fp8-channel",
-    "float8-tensor": "fp8-tensor",
-    "float8-blocks": "fp8-block",
-    "float8-experts": "fp8-channel",
-    "int8-rows": "int8",
-    "int8-tensor": "int8",
-    "int8-groups": "int8",
-    "int8-zeros": "int8",
-    "intx-int4": "int8",
-    "intx-int3-zeros": "int8",
-    "int4": "int4-affine",
-    "int4-experts": "int4-affine",
-    "int4-symmetric": "int4-affine",
-}
+    "nf4": "nf4", "nf4-bfloat16": "nf4", "nf4-nested": "nf4", "nf4-stored-as-bfloat16": "nf4", "nf4-cut-block": "nf4",
+    "nf4-experts": "nf4", "fp4": "fp4", "fp4-nested": "fp4", "llm-int8": "llm-int8", "float8-rows": "fp8-channel",
+    "float8-tensor": "fp8-tensor", "float8-blocks": "fp8-block", "float8-experts": "fp8-channel", "int8-rows": "int8",
+    "int8-tensor": "int8", "int8-groups": "int8", "int8-zeros": "int8", "intx-int4": "int8", "intx-int3-zeros": "int8",
+    "int4": "int4-affine", "int4-experts": "int4-affine", "int4-symmetric": "int4-affine",
+}  # fmt: skip
 
 
 def read(name: str) -> tuple[QuantisedTensor, SafetensorsFile, np.ndarray]:
@@ -70,8 +53,8 @@ def test_packed_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
     layout = packed_layout(form, Shards(tensor.shape), "float32", "whole")
     assert layout is not None
     arrays = (packed.codes, packed.scale, packed.matrix_scale, packed.zero)
-    codes, scale, whole, zero = (None if array is None else jnp.asarray(array) for array in arrays)
-    weight = QuantisedWeight(codes, scale, whole, zero, form.kind, "float32")
+    codes, scale, full, zero = (None if array is None else jnp.asarray(array) for array in arrays)
+    weight = QuantisedWeight(codes, scale, full, zero, form.kind, "float32")
     assert layout.types().nbytes == weight.nbytes
     # A zero point is stored where the library stores one that is not zero.
     assert (packed.zero is not None) == (name.endswith("zeros") or name.startswith("int4"))

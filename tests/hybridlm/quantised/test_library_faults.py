@@ -1,4 +1,4 @@
-"""Tensors and descriptions of bitsandbytes and torchao that make no weight, each with its name in the message."""
+"""Faulty tensors and descriptions of bitsandbytes and torchao are named in the message."""
 
 import json
 from pathlib import Path
@@ -58,82 +58,76 @@ def floats(*shape: int) -> Stored:
     return "F32", np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize(
-    ("layout", "changes", "words"),
-    [
-        ("nf4", {STATE: None}, "bitsandbytes__nf4"),
-        ("nf4", {f"{WEIGHT}.quant_map": None}, ".quant_map"),
-        ("nf4", {f"{WEIGHT}.absmax": None}, "a leftover of bitsandbytes"),
-        ("nf4", {WEIGHT: None}, "a leftover of bitsandbytes"),
-        ("nf4", {WEIGHT: ("U8", np.zeros((1535, 1), np.uint8))}, "1536 bytes"),
-        ("nf4", {WEIGHT: ("F8_E4M3", np.zeros((1536, 1), np.uint8))}, "F8_E4M3"),
-        ("nf4", {f"{WEIGHT}.absmax": floats(127)}, "[127]"),
-        ("nf4", {f"{WEIGHT}.absmax": ("U8", np.ones(128, np.uint8))}, "found U8"),
-        ("nf4", {f"{WEIGHT}.quant_map": floats(256)}, "[256]"),
-        ("nf4", {STATE: ("U8", np.frombuffer(b'{"quant_type": "nf4"', np.uint8))}, "cannot be read"),
-        ("nf4", {STATE: ("U8", np.frombuffer(b"[" * 4000, np.uint8))}, "cannot be read"),
-        ("nf4", {STATE: ("U8", np.full(4097, 32, np.uint8))}, "at most 4096 bytes"),
-        ("nf4", {STATE: ("U8", np.frombuffer(b"[1]", np.uint8))}, "quant_type"),
-        ("nf4", {STATE: state(quant_type="fp4")}, "quant_type 'nf4'"),
-        ("nf4", {STATE: state(shape=[3072])}, "shape of two or three sizes"),
-        ("nf4", {STATE: state(shape=[48, 64.0])}, "shape of two or three sizes"),
-        ("nf4", {STATE: state(shape=[2**40, 2**40])}, "bytes for"),
-        ("nf4", {STATE: state(shape=[48, 65])}, "1560 bytes"),
-        ("nf4", {STATE: state(blocksize=0)}, "blocksize"),
-        ("nf4", {STATE: state(blocksize=True)}, "blocksize"),
-        ("nf4-nested", {STATE: state()}, "nested_blocksize"),
-        ("nf4-nested", {STATE: state(nested_blocksize=16, nested_dtype="float16")}, "nested_dtype"),
-        ("nf4-nested", {STATE: state(nested_blocksize=16)}, "nested_offset"),
-        ("nf4-nested", {STATE: state(nested_blocksize=8, nested_offset=0.5)}, "nested_absmax"),
-        ("nf4-nested", {f"{WEIGHT}.nested_quant_map": None}, ".nested_quant_map"),
-        ("nf4-nested", {f"{WEIGHT}.nested_absmax": None}, ".nested_absmax"),
-        ("nf4-nested", {f"{WEIGHT}.nested_quant_map": floats(255)}, "[255]"),
-        ("llm-int8", {f"{MODULE}.SCB": floats(47)}, "[47]"),
-        ("llm-int8", {WEIGHT: ("U8", np.zeros((48, 64), np.uint8))}, "expected I8"),
-        ("llm-int8", {f"{MODULE}.SCB": None}, "a leftover of bitsandbytes"),
-        ("llm-int8", {f"{MODULE}.weight_format": ("U8", np.array(2, np.uint8))}, "an order of old GPU kernels"),
-        ("llm-int8", {f"{MODULE}.weight_format": ("U8", np.zeros(3, np.uint8))}, "[3]"),
-        ("torchao-float8", {WEIGHT: None}, "does not describe it"),
-        ("torchao-float8", {WEIGHT: metadata("{")}, "cannot be read"),
-        ("torchao-float8", {WEIGHT: metadata('{"a": 1, "a": 2}')}, "duplicate keys"),
-        ("torchao-float8", {WEIGHT: metadata("[" * 60_000)}, "cannot be read"),
-        ("torchao-float8", {WEIGHT: metadata(" " * 65_537)}, "at most 65536"),
-        ("torchao-float8", {WEIGHT: metadata("[]")}, "_type and _data"),
-        ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[1, 2.5])}, "block_size"),
-        ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[1, 1, 1, 64])}, "block_size"),
-        ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[1, 32])}, "[48, 2]"),
-        ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[64])}, "[64]"),
-        ("torchao-float8", {WEIGHT: described("Int8Tensor", block_size=[1, 64])}, "expected I8"),
-        ("torchao-float8", {WEIGHT: described("os.system", block_size=[1, 64])}, "'os.system'"),
-        ("torchao-float8", {f"{MODULE}._weight_scale": None}, "expected a scale"),
-        ("torchao-float8", {f"{MODULE}._weight_qdata": None}, "a leftover of torchao"),
-        ("torchao-float8", {f"{MODULE}._weight_act_pre_scale": floats(64)}, "_weight_act_pre_scale"),
-        ("torchao-float8", {WEIGHT: floats(48, 64)}, "stored twice"),
-        ("torchao-int8", {f"{MODULE}._weight_scale": floats(48, 7)}, "[48, 7]"),
-        ("torchao-int8", {f"{MODULE}._weight_zero_point": floats(48, 8)}, "expected I8"),
-        ("torchao-int4", {f"{MODULE}._weight_zero_point": None}, "_zero_point"),
-        ("torchao-int4", {f"{MODULE}._weight_scale": floats(48, 8)}, "48 groups"),
-        ("torchao-int4", {f"{MODULE}._weight_zero_point": floats(4, 48)}, "[4, 48]"),
-        ("torchao-int4", {WEIGHT: described("Int4Tensor", block_size=[1, 8], shape=[48, 32])}, "[48, 32]"),
-        ("torchao-int4", {WEIGHT: described("Int4Tensor", block_size=[1, 16], shape=[48, 64])}, "[1, 16]"),
-    ],
-)
+@pytest.mark.parametrize(("layout", "changes", "words"), [
+    ("nf4", {STATE: None}, "bitsandbytes__nf4"),
+    ("nf4", {f"{WEIGHT}.quant_map": None}, ".quant_map"),
+    ("nf4", {f"{WEIGHT}.absmax": None}, "a leftover of bitsandbytes"),
+    ("nf4", {WEIGHT: None}, "a leftover of bitsandbytes"),
+    ("nf4", {WEIGHT: ("U8", np.zeros((1535, 1), np.uint8))}, "1536 bytes"),
+    ("nf4", {WEIGHT: ("F8_E4M3", np.zeros((1536, 1), np.uint8))}, "F8_E4M3"),
+    ("nf4", {f"{WEIGHT}.absmax": floats(127)}, "[127]"),
+    ("nf4", {f"{WEIGHT}.absmax": ("U8", np.ones(128, np.uint8))}, "found U8"),
+    ("nf4", {f"{WEIGHT}.quant_map": floats(256)}, "[256]"),
+    ("nf4", {STATE: ("U8", np.frombuffer(b'{"quant_type": "nf4"', np.uint8))}, "cannot be read"),
+    ("nf4", {STATE: ("U8", np.frombuffer(b"[" * 4000, np.uint8))}, "cannot be read"),
+    ("nf4", {STATE: ("U8", np.full(4097, 32, np.uint8))}, "at most 4096 bytes"),
+    ("nf4", {STATE: ("U8", np.frombuffer(b"[1]", np.uint8))}, "quant_type"),
+    ("nf4", {STATE: state(quant_type="fp4")}, "quant_type 'nf4'"),
+    ("nf4", {STATE: state(shape=[3072])}, "shape of two or three sizes"),
+    ("nf4", {STATE: state(shape=[48, 64.0])}, "shape of two or three sizes"),
+    ("nf4", {STATE: state(shape=[2**40, 2**40])}, "bytes for"),
+    ("nf4", {STATE: state(shape=[48, 65])}, "1560 bytes"),
+    ("nf4", {STATE: state(blocksize=0)}, "blocksize"),
+    ("nf4", {STATE: state(blocksize=True)}, "blocksize"),
+    ("nf4-nested", {STATE: state()}, "nested_blocksize"),
+    ("nf4-nested", {STATE: state(nested_blocksize=16, nested_dtype="float16")}, "nested_dtype"),
+    ("nf4-nested", {STATE: state(nested_blocksize=16)}, "nested_offset"),
+    ("nf4-nested", {STATE: state(nested_blocksize=8, nested_offset=0.5)}, "nested_absmax"),
+    ("nf4-nested", {f"{WEIGHT}.nested_quant_map": None}, ".nested_quant_map"),
+    ("nf4-nested", {f"{WEIGHT}.nested_absmax": None}, ".nested_absmax"),
+    ("nf4-nested", {f"{WEIGHT}.nested_quant_map": floats(255)}, "[255]"),
+    ("llm-int8", {f"{MODULE}.SCB": floats(47)}, "[47]"),
+    ("llm-int8", {WEIGHT: ("U8", np.zeros((48, 64), np.uint8))}, "expected I8"),
+    ("llm-int8", {f"{MODULE}.SCB": None}, "a leftover of bitsandbytes"),
+    ("llm-int8", {f"{MODULE}.weight_format": ("U8", np.array(2, np.uint8))}, "an order of old GPU kernels"),
+    ("llm-int8", {f"{MODULE}.weight_format": ("U8", np.zeros(3, np.uint8))}, "[3]"),
+    ("torchao-float8", {WEIGHT: None}, "does not describe it"),
+    ("torchao-float8", {WEIGHT: metadata("{")}, "cannot be read"),
+    ("torchao-float8", {WEIGHT: metadata('{"a": 1, "a": 2}')}, "duplicate keys"),
+    ("torchao-float8", {WEIGHT: metadata("[" * 60_000)}, "cannot be read"),
+    ("torchao-float8", {WEIGHT: metadata(" " * 65_537)}, "at most 65536"),
+    ("torchao-float8", {WEIGHT: metadata("[]")}, "_type and _data"),
+    ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[1, 2.5])}, "block_size"),
+    ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[1, 1, 1, 64])}, "block_size"),
+    ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[1, 32])}, "[48, 2]"),
+    ("torchao-float8", {WEIGHT: described("Float8Tensor", block_size=[64])}, "[64]"),
+    ("torchao-float8", {WEIGHT: described("Int8Tensor", block_size=[1, 64])}, "expected I8"),
+    ("torchao-float8", {WEIGHT: described("os.system", block_size=[1, 64])}, "'os.system'"),
+    ("torchao-float8", {f"{MODULE}._weight_scale": None}, "expected a scale"),
+    ("torchao-float8", {f"{MODULE}._weight_qdata": None}, "a leftover of torchao"),
+    ("torchao-float8", {f"{MODULE}._weight_act_pre_scale": floats(64)}, "_weight_act_pre_scale"),
+    ("torchao-float8", {WEIGHT: floats(48, 64)}, "stored twice"),
+    ("torchao-int8", {f"{MODULE}._weight_scale": floats(48, 7)}, "[48, 7]"),
+    ("torchao-int8", {f"{MODULE}._weight_zero_point": floats(48, 8)}, "expected I8"),
+    ("torchao-int4", {f"{MODULE}._weight_zero_point": None}, "_zero_point"),
+    ("torchao-int4", {f"{MODULE}._weight_scale": floats(48, 8)}, "48 groups"),
+    ("torchao-int4", {f"{MODULE}._weight_zero_point": floats(4, 48)}, "[4, 48]"),
+    ("torchao-int4", {WEIGHT: described("Int4Tensor", block_size=[1, 8], shape=[48, 32])}, "[48, 32]"),
+    ("torchao-int4", {WEIGHT: described("Int4Tensor", block_size=[1, 16], shape=[48, 64])}, "[1, 16]"),
+])  # fmt: skip
 def test_tensors_that_make_no_weight_are_named(tmp_path: Path, layout: str, changes: Change, words: str) -> None:
     grouped, _ = group(tmp_path, stored(layout, changes))
     assert list(grouped.faults) == [WEIGHT] and WEIGHT not in grouped.quantised
     assert words in grouped.faults[WEIGHT]
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("Int4TilePackedTo4dTensor", "tile_packed_to_4d"),
-        ("Int4PreshuffledTensor", "preshuffled"),
-        ("Int4PlainInt32Tensor", "XPU"),
-        ("MXTensor", "MX floats of torchao"),
-        ("NVFP4Tensor", "NVFP4 of torchao"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "words"), [
+    ("Int4TilePackedTo4dTensor", "tile_packed_to_4d"),
+    ("Int4PreshuffledTensor", "preshuffled"),
+    ("Int4PlainInt32Tensor", "XPU"),
+    ("MXTensor", "MX floats of torchao"),
+    ("NVFP4Tensor", "NVFP4 of torchao"),
+])  # fmt: skip
 def test_layouts_that_are_not_read_are_named_with_advice(tmp_path: Path, kind: str, words: str) -> None:
     tensors: dict[str, Stored] = {f"{MODULE}._weight_qdata": ("I32", np.zeros((6, 4, 32, 4), np.int32))}
     tensors |= {f"{MODULE}._weight_{part}": floats(2, 48) for part in ("scale", "scale_and_zero", "per_tensor_scale")}
@@ -143,21 +137,13 @@ def test_layouts_that_are_not_read_are_named_with_advice(tmp_path: Path, kind: s
     assert words in grouped.faults[WEIGHT] and "hybridlm quantise" in grouped.faults[WEIGHT]
 
 
-@pytest.mark.parametrize(
-    ("layout", "name", "value"),
-    [
-        ("nf4", f"{WEIGHT}.absmax", np.nan),
-        ("nf4", f"{WEIGHT}.quant_map", 0.5),
-        ("fp4", f"{WEIGHT}.absmax", np.inf),
-        ("nf4-nested", f"{WEIGHT}.nested_absmax", np.inf),
-        ("nf4-nested", f"{WEIGHT}.nested_absmax", 3e38),
-        ("llm-int8", f"{MODULE}.SCB", np.nan),
-        ("torchao-float8", f"{MODULE}._weight_qdata", 0x7F),
-        ("torchao-float8", f"{MODULE}._weight_scale", np.inf),
-        ("torchao-int8", f"{MODULE}._weight_scale", np.nan),
-        ("torchao-int4", f"{MODULE}._weight_zero_point", np.nan),
-    ],
-)
+@pytest.mark.parametrize(("layout", "name", "value"), [
+    ("nf4", f"{WEIGHT}.absmax", np.nan), ("nf4", f"{WEIGHT}.quant_map", 0.5), ("fp4", f"{WEIGHT}.absmax", np.inf),
+    ("nf4-nested", f"{WEIGHT}.nested_absmax", np.inf), ("nf4-nested", f"{WEIGHT}.nested_absmax", 3e38),
+    ("llm-int8", f"{MODULE}.SCB", np.nan), ("torchao-float8", f"{MODULE}._weight_qdata", 0x7F),
+    ("torchao-float8", f"{MODULE}._weight_scale", np.inf), ("torchao-int8", f"{MODULE}._weight_scale", np.nan),
+    ("torchao-int4", f"{MODULE}._weight_zero_point", np.nan),
+])  # fmt: skip
 def test_numbers_that_are_none_are_refused(tmp_path: Path, layout: str, name: str, value: float) -> None:
     tensors = stored(layout)
     kind, array = tensors[name]
@@ -180,18 +166,15 @@ def test_scales_of_activations_are_not_used(tmp_path: Path) -> None:
     assert grouped.quantised[WEIGHT].scheme == "int8" and not grouped.faults and name in grouped.parts
 
 
-@pytest.mark.parametrize(
-    ("layout", "config", "words"),
-    [
-        ("nf4", bitsandbytes("fp4"), "says fp4"),
-        ("nf4", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "says llm-int8"),
-        ("llm-int8", bitsandbytes("nf4"), "says nf4"),
-        ("torchao-float8", torchao("Int8WeightOnlyConfig"), "says int8"),
-        ("torchao-int8", torchao("Int4WeightOnlyConfig"), "says int4-affine"),
-        ("nf4", bitsandbytes("nf4") | {"llm_int8_skip_modules": [MODULE]}, "lists"),
-        ("torchao-int8", {"quant_method": "torchao", "modules_to_not_convert": [MODULE]}, "lists"),
-    ],
-)
+@pytest.mark.parametrize(("layout", "config", "words"), [
+    ("nf4", bitsandbytes("fp4"), "says fp4"),
+    ("nf4", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "says llm-int8"),
+    ("llm-int8", bitsandbytes("nf4"), "says nf4"),
+    ("torchao-float8", torchao("Int8WeightOnlyConfig"), "says int8"),
+    ("torchao-int8", torchao("Int4WeightOnlyConfig"), "says int4-affine"),
+    ("nf4", bitsandbytes("nf4") | {"llm_int8_skip_modules": [MODULE]}, "lists"),
+    ("torchao-int8", {"quant_method": "torchao", "modules_to_not_convert": [MODULE]}, "lists"),
+])  # fmt: skip
 def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str, config: dict[str, Any], words: str) -> None:
     grouped, _ = group(tmp_path, stored(layout))
     settings = read_settings({"quantization_config": config}, None)

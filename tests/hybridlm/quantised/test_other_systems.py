@@ -1,4 +1,4 @@
-"""Checkpoints of systems whose layout is not read are refused by the name of the system."""
+"""Checkpoints with unsupported layouts are refused by the name of their system."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ GROUPS = {"group_size": 64, "bits": 4}
 def changed(
     folder: Path, change: Callable[[Tensors], Any], metadata: dict[str, str] | None = None, **fields: Any
 ) -> str:
-    """Return the message of a checkpoint whose tensors and configuration were changed."""
+    """Return the message for a checkpoint with changed tensors and configuration."""
     write_random_checkpoint("dense_interval", folder)
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
@@ -63,19 +63,11 @@ def quanto(tensors: Tensors) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*config.json has fields")
-@pytest.mark.parametrize(
-    ("change", "settings", "name"),
-    [
-        (mlx, {"quantization": GROUPS}, "MLX"),
-        (mlx, {"quantization": GROUPS, "quantization_config": GROUPS}, "MLX"),
-        (mlx, {"quantization": GROUPS | {"mode": "affine"}, "metadata": {"format": "mlx"}}, "MLX"),
-        (mlx, {}, "MLX"),
-        (mlx_convolutions, {"metadata": {"format": "mlx"}}, "MLX"),
-        (hqq, {}, "HQQ"),
-        (quanto, {}, "Quanto"),
-    ],
-    ids=["mlx", "mlx-twice", "mlx-mode", "mlx-tensors", "mlx-plain", "hqq", "quanto"],
-)
+@pytest.mark.parametrize(("change", "settings", "name"), [
+    (mlx, {"quantization": GROUPS}, "MLX"), (mlx, {"quantization": GROUPS, "quantization_config": GROUPS}, "MLX"),
+    (mlx, {"quantization": GROUPS | {"mode": "affine"}, "metadata": {"format": "mlx"}}, "MLX"), (mlx, {}, "MLX"),
+    (mlx_convolutions, {"metadata": {"format": "mlx"}}, "MLX"), (hqq, {}, "HQQ"), (quanto, {}, "Quanto"),
+], ids=["mlx", "mlx-twice", "mlx-mode", "mlx-tensors", "mlx-plain", "hqq", "quanto"])  # fmt: skip
 def test_the_system_is_named(tmp_path: Path, change: Any, settings: dict[str, Any], name: str) -> None:
     message = changed(tmp_path / "model", change, **settings)
     assert name in message and "hybridlm quantise" in message
@@ -88,5 +80,4 @@ def test_a_method_that_is_named_is_the_only_fault(method: str) -> None:
 
 
 def test_groups_of_a_method_are_not_mlx() -> None:
-    config = {"quantization_config": GROUPS | {"quant_method": "gptq"}}
-    assert read_settings(config, None).method == "gptq"
+    assert read_settings({"quantization_config": GROUPS | {"quant_method": "gptq"}}, None).method == "gptq"

@@ -1,4 +1,4 @@
-"""Models whose packed weights the kernels for CPUs multiply: the bits of dequantised models, and less scratch."""
+"""Packed models on CPU kernels: the bits of dequantised models, with less scratch."""
 
 from pathlib import Path
 from typing import Any
@@ -26,32 +26,32 @@ def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.
     write_random_checkpoint(name, folder / "plain", **fields)
     quantise_checkpoint(folder / "plain", folder / "copy", scheme=scheme)
     packed = hybridlm.load(folder / "copy", **SETTINGS)
-    assert any(isinstance(one, QuantisedWeight) for one in packed.params.values())
+    assert any(isinstance(array, QuantisedWeight) for array in packed.params.values())
     return packed, hybridlm.load(folder / "copy", dequantise="bfloat16", **SETTINGS)
 
 
 def check_scratch(packed: hybridlm.LM, plain: hybridlm.LM) -> None:
     """Asserts that no copy of a dequantised matrix is in memory."""
-    found, expected = (lm.engine.program(DECODE).certificate for lm in (packed, plain))
-    assert found.holds and expected.holds and any("packed" in one.about for one in found.assumed)
-    assert found.memory.temp <= 1.1 * expected.memory.temp
+    certificate, expected = (lm.engine.program(DECODE).certificate for lm in (packed, plain))
+    assert certificate.holds and expected.holds and any("packed" in item.about for item in certificate.assumed)
+    assert certificate.memory.temp <= 1.1 * expected.memory.temp
 
 
 @pytest.mark.slow
 def test_a_dense_model_has_the_bits_of_the_dequantised_one(tmp_path: Path) -> None:
     packed, plain = copies(tmp_path, "dense_base", "int8")
     check_scratch(packed, plain)
-    for one, other in zip(packed.score(TEXTS), plain.score(TEXTS), strict=True):
-        np.testing.assert_array_equal(one.logprobs, other.logprobs)
-    found, expected = (lm.generate(TEXTS, max_tokens=6, ignore_eos=True, logprobs=0) for lm in (packed, plain))
-    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(np.asarray(one.logprobs), np.asarray(other.logprobs))
+    for score, other in zip(packed.score(TEXTS), plain.score(TEXTS), strict=True):
+        np.testing.assert_array_equal(score.logprobs, other.logprobs)
+    actual, expected = (lm.generate(TEXTS, max_tokens=6, ignore_eos=True, logprobs=0) for lm in (packed, plain))
+    assert [completion.token_ids for completion in actual] == [completion.token_ids for completion in expected]
+    for score, other in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(score.logprobs), np.asarray(other.logprobs))
 
 
 @pytest.mark.slow
 def test_experts_are_read_by_the_kernel(tmp_path: Path) -> None:
     packed, plain = copies(tmp_path, "sparse_base", "nvfp4")
     check_scratch(packed, plain)
-    for one, other in zip(packed.score(TEXTS), plain.score(TEXTS), strict=True):
-        np.testing.assert_allclose(one.logprobs[1:], other.logprobs[1:], atol=2e-2)
+    for score, other in zip(packed.score(TEXTS), plain.score(TEXTS), strict=True):
+        np.testing.assert_allclose(score.logprobs[1:], other.logprobs[1:], atol=2e-2)

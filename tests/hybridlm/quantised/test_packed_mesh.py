@@ -1,4 +1,4 @@
-"""Packed weights over a mesh: each device has the codes and scales of the numbers that it has of a plain model."""
+"""Packed weights over a mesh: each device has the codes and scales of its numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -40,29 +40,29 @@ def parameters(folder: Path, sizes: Sizes, packed: bool) -> tuple[LoadedWeights,
     placement = place(hybridlm.mesh(*sizes), 8, sanitize=False)
     weights = family.weights(config)
     shards = placement.shards(weights, family.abstract(config).sharded_dims())
-    kept = packed_parameters(model, "float32", "whole", shards=shards) if packed else None
-    found = load_parameters(model, "float32", shards=shards, packed=kept)
-    layouts = {} if kept is None else kept.layouts
-    if kept is not None:
-        for path, typed in kept.types.items():
-            same = jax.tree.map(
-                lambda a, b: (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding), typed, found.arrays[path]
+    saved = packed_parameters(model, "float32", "whole", shards=shards) if packed else None
+    out = load_parameters(model, "float32", shards=shards, packed=saved)
+    layouts = {} if saved is None else saved.layouts
+    if saved is not None:
+        for path, typed in saved.types.items():
+            tree = jax.tree.map(
+                lambda a, b: (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding), typed, out.arrays[path]
             )
-            assert all(jax.tree.leaves(same)) and jax.tree.structure(typed) == jax.tree.structure(found.arrays[path])
-    return found, weight_bytes(weights, "float32", shards, AnAccelerator(placement.mesh), layouts)
+            assert all(jax.tree.leaves(tree)) and jax.tree.structure(typed) == jax.tree.structure(out.arrays[path])
+    return out, weight_bytes(weights, "float32", shards, AnAccelerator(placement.mesh), layouts)
 
 
 class AnAccelerator(Placement):
-    """Devices with memory of their own."""
+    """Devices with their own memory."""
 
     @property
     def platform(self) -> str:
         return "gpu"
 
 
-def on_a_device(one: Any, device: Any) -> Any:
+def on_a_device(item: Any, device: Any) -> Any:
     return jax.tree.map(
-        lambda array: next(np.asarray(part.data) for part in array.addressable_shards if part.device == device), one
+        lambda array: next(np.asarray(part.data) for part in array.addressable_shards if part.device == device), item
     )
 
 
@@ -72,18 +72,17 @@ def numbers_of(weight: QuantisedWeight) -> jax.Array:
 
 
 def check_shards(folder: Path, sizes: Sizes) -> None:
-    found, counted = parameters(folder, sizes, packed=True)
+    actual, counted = parameters(folder, sizes, packed=True)
     plain, _ = parameters(folder, sizes, packed=False)
-    packed = [path for path, one in found.arrays.items() if isinstance(one, QuantisedWeight)]
-    assert packed
+    assert [path for path, array in actual.arrays.items() if isinstance(array, QuantisedWeight)]
     for device in (jax.devices()[0], jax.devices()[np.prod(sizes) - 1]):
-        local = {path: on_a_device(one, device) for path, one in found.arrays.items()}
-        assert counted == sum(one.nbytes for one in local.values())
+        local = {path: on_a_device(array, device) for path, array in actual.arrays.items()}
+        assert counted == sum(array.nbytes for array in local.values())
         for path, expected in plain.arrays.items():
-            one = local[path]
-            numbers = numbers_of(one) if isinstance(one, QuantisedWeight) else one
+            item = local[path]
+            numbers = numbers_of(item) if isinstance(item, QuantisedWeight) else item
             # A divisor of NVFP4 is inverted once, when the weight is read.
-            error = 2**-23 if isinstance(one, QuantisedWeight) and one.whole is not None else 0
+            error = 2**-23 if isinstance(item, QuantisedWeight) and item.whole is not None else 0
             np.testing.assert_allclose(numbers, on_a_device(expected, device), rtol=error, err_msg=str(path))
 
 
@@ -95,14 +94,14 @@ def test_each_device_has_its_numbers(tmp_path: Path, scheme: str, group: int | N
 
 
 def test_groups_that_devices_divide() -> None:
-    """Half of a group is a group of its own; a fourth is too narrow to be packed, or no whole byte."""
+    """Half a group becomes a group; a fourth is too narrow or no whole byte."""
     mesh = hybridlm.mesh(model=4)
     spec = NamedSharding(mesh, PartitionSpec(None, "model"))
 
     def groups(kind: Any, inputs: int, group: int) -> int | None:
         form = PackedForm(kind, inputs, inputs // group, "bfloat16", False, None)
-        whole = Shards((6, inputs), (ShardedDim(1, "model", (Segment(inputs, inputs),)),), spec)
-        layout = packed_layout(form, whole)
+        shards = Shards((6, inputs), (ShardedDim(1, "model", (Segment(inputs, inputs),)),), spec)
+        layout = packed_layout(form, shards)
         return None if layout is None else layout.groups
 
     assert (groups("int8", 128, 32), groups("int8", 64, 32), groups("int8", 48, 16)) == (4, 4, None)
@@ -123,21 +122,21 @@ def test_each_device_has_its_numbers_of_every_family(tmp_path: Path, name: str) 
 def test_generation_is_that_of_one_device(tmp_path: Path, sizes: Sizes) -> None:
     """Lanes, heads and experts are split; every step is proved and audited."""
     folder = copy_of("sparse_base", tmp_path, "int4", 8, num_hidden_layers=2, full_attention_interval=2)
-    one = hybridlm.load(folder, lanes=2, certify="off", **SETTINGS)
+    lm = hybridlm.load(folder, lanes=2, certify="off", **SETTINGS)
     over = hybridlm.load(folder, lanes=2, mesh=hybridlm.mesh(*sizes), **SETTINGS)
     packed = [name for name, each in over.params.items() if isinstance(each, QuantisedWeight)]
-    assert packed == [name for name, each in one.params.items() if isinstance(each, QuantisedWeight)]
+    assert packed == [name for name, each in lm.params.items() if isinstance(each, QuantisedWeight)]
     # Of one length, two chunks, so that few steps are compiled.
     prompts, settings = [[5, 6, 7, 3, 3, 20, 1], [9, 8, 7, 6, 5, 4, 12]], {"max_tokens": 6, "ignore_eos": True}
-    found, expected = over.generate(prompts, **settings), one.generate(prompts, **settings)
-    check_same_samples(one, found, expected, settings, TOLERANCES[one.config.family.removesuffix("_text")])
+    actual, expected = over.generate(prompts, **settings), lm.generate(prompts, **settings)
+    check_same_samples(lm, actual, expected, settings, TOLERANCES[lm.config.family.removesuffix("_text")])
     assert over.certificates and all(certificate.holds for certificate in over.certificates.values())
-    declared = {one.about for certificate in over.certificates.values() for one in certificate.assumed}
+    declared = {item.about for certificate in over.certificates.values() for item in certificate.assumed}
     in_place = "hybridlm_conv_step", "hybridlm_recurrent_step"
     for kernel in ("row_product", "packed_product", "packed_expert_product", *in_place):
         assert any(about.startswith(kernel) for about in declared), (kernel, declared)
-    assert over.engine.parameters_on_a_device[1] < one.engine.parameters_on_a_device[1] / 2
+    assert over.engine.parameters_on_a_device[1] < lm.engine.parameters_on_a_device[1] / 2
     over.save(tmp_path / "saved")
-    again = hybridlm.load(tmp_path / "saved", lanes=2, certify="off", **SETTINGS)
+    repeat = hybridlm.load(tmp_path / "saved", lanes=2, certify="off", **SETTINGS)
     for name in packed:
-        np.testing.assert_array_equal(numbers_of(again.params[name]), numbers_of(one.params[name]), err_msg=name)
+        np.testing.assert_array_equal(numbers_of(repeat.params[name]), numbers_of(lm.params[name]), err_msg=name)

@@ -1,4 +1,4 @@
-"""Tiny checkpoints laid out as published ones are: which tensors are quantised, under which names, by which lists."""
+"""Tiny checkpoints in published layouts: quantised tensors, their names and lists."""
 
 import json
 import re
@@ -25,7 +25,7 @@ FP8_BLOCKS = LAYOUTS["fp8-block-bf16"]
 
 
 class Published(NamedTuple):
-    """Golden model, pattern of a weight's name -> layout (the first that is found), and configuration."""
+    """Golden model, patterns of weight names with layouts (first match wins), and configuration."""
 
     golden: str
     rules: Mapping[str, Layout | None]
@@ -34,7 +34,7 @@ class Published(NamedTuple):
 
 
 def mixed(rules: Mapping[str, str]) -> dict[str, Any]:
-    """Return a configuration that lists modules; patterns are filled in with the names of the file."""
+    """Return a configuration with module lists; patterns take the file's names."""
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": dict(rules)}
 
 
@@ -89,7 +89,7 @@ PUBLISHED = {
     "nemotron-ultra-nvfp4": Published(
         "nemotron_latent",
         {r"\.experts\.": NVFP4},
-        modelopt("NVFP4") | {"ignore": [one + MARK for one in ("lm_head", "backbone.layers.2.mixer.q_proj")]},
+        modelopt("NVFP4") | {"ignore": [item + MARK for item in ("lm_head", "backbone.layers.2.mixer.q_proj")]},
     ),
     "qwen-nvfp4": Published(
         "sparse_base",
@@ -124,8 +124,8 @@ PUBLISHED = {
 
 def write(published: Published, target: Path) -> tuple[Path, list[str]]:
     def layout(name: str) -> Layout | None:
-        found = next((one for pattern, one in published.rules.items() if re.search(pattern, name)), None)
-        return None if name.endswith("norm.weight") else found
+        rule = next((item for pattern, item in published.rules.items() if re.search(pattern, name)), None)
+        return None if name.endswith("norm.weight") else rule
 
     folder, names = write_quantised(GOLDEN / published.golden, target, layout, published.config)
     path = folder / "quantised" / "config.json"
@@ -151,10 +151,10 @@ def weights(folder: Path, dtype: str = "float32") -> LoadedWeights:
 def test_a_published_layout_loads_with_the_numbers_of_its_dequantised_form(tmp_path: Path, name: str) -> None:
     folder, names = write(PUBLISHED[name], tmp_path / "c")
     for pattern in PUBLISHED[name].rules:
-        assert any(re.search(pattern, one) for one in names), f"nothing is quantised by {pattern}"
+        assert any(re.search(pattern, name) for name in names), f"nothing is quantised by {pattern}"
     for dtype in ("float32", "bfloat16"):
-        found, expected = (weights(folder / kind, dtype).arrays for kind in ("quantised", "plain"))
-        for path, array in found.items():
+        mapping, expected = (weights(folder / kind, dtype).arrays for kind in ("quantised", "plain"))
+        for path, array in mapping.items():
             np.testing.assert_array_equal(np.asarray(array), np.asarray(expected[path]), err_msg=str(path))
 
 
@@ -171,22 +171,22 @@ def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name
     prompts, texts, logprobs, sizes = [[3, 5, 7], [11, 2]], [], [], []
     for dequantise in (None, "bfloat16"):
         lm = hybridlm.load(folder / "quantised", lanes=2, context=32, dequantise=dequantise, progress=False)
-        packed = [path for path, one in lm.params.items() if isinstance(one, QuantisedWeight)]
+        packed = [path for path, array in lm.params.items() if isinstance(array, QuantisedWeight)]
         assert bool(packed) == (dequantise is None)
-        texts.append([lm.generate([one], max_tokens=6)[0].token_ids for one in prompts])
-        texts.append([one.token_ids for one in lm.generate(prompts, max_tokens=6)])
-        logprobs.append([one.logprobs[1:] for one in lm.score([[3, 5, 7, 9, 1], [4, 4, 2]])])
-        sizes.append(sum(one.nbytes for one in lm.params.values()))
+        texts.append([lm.generate([prompt], max_tokens=6)[0].token_ids for prompt in prompts])
+        texts.append([item.token_ids for item in lm.generate(prompts, max_tokens=6)])
+        logprobs.append([score.logprobs[1:] for score in lm.score([[3, 5, 7, 9, 1], [4, 4, 2]])])
+        sizes.append(sum(array.nbytes for array in lm.params.values()))
         assert lm.engine.parameters_on_a_device[1] == sizes[-1]
-        assert lm.certificates and not any(one.faults for one in lm.certificates.values())
+        assert lm.certificates and not any(certificate.faults for certificate in lm.certificates.values())
         if packed:
             lm.save(tmp_path / "saved")
             saved = hybridlm.load(tmp_path / "saved", lanes=2, context=32, progress=False)
-            for one, other in zip(jax.tree.leaves(lm.params), jax.tree.leaves(saved.params), strict=True):
-                np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+            for completion, other in zip(jax.tree.leaves(lm.params), jax.tree.leaves(saved.params), strict=True):
+                np.testing.assert_array_equal(np.asarray(completion), np.asarray(other))
     assert texts[0] == texts[1] == texts[2] == texts[3]
-    for one, other in zip(*logprobs, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-3)
+    for completion, other in zip(*logprobs, strict=True):
+        np.testing.assert_allclose(completion, other, atol=2e-3)
     assert sizes[0] < sizes[1]
 
 
@@ -194,7 +194,7 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     folder, _ = write(PUBLISHED["qwen-nvfp4"], tmp_path / "c")
     path = folder / "quantised" / "model.safetensors"
     file = SafetensorsFile(path)
-    tensors = {one: (info.dtype, file.read_stored(one).copy()) for one, info in file.tensors.items()}
+    tensors = {item: (info.dtype, file.read_stored(item).copy()) for item, info in file.tensors.items()}
     assert not weights(folder / "quantised").report.notes
     name = "model.layers.0.linear_attn.in_proj_qkv.weight"
     tensors[name][1][32:64] = 0
@@ -211,9 +211,9 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     assert "nvfp4" in rows["model.layers.1.mlp.experts.3.up_proj.weight"]
     assert "BF16" in rows["model.layers.0.linear_attn.conv1d.weight"]
     assert "2" in rows["model.norm.weight"] and "2 weights are NaN or infinite" in result.stderr
-    for more in (["--html", str(folder / "page.html")], ["--step", "score"], ["--target", "nvidia-h100"]):
-        result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised"), *more])
-        assert result.exit_code == 1 and more[0] in result.output, "an option without effect"
+    for options in (["--html", str(folder / "page.html")], ["--step", "score"], ["--target", "nvidia-h100"]):
+        result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised"), *options])
+        assert result.exit_code == 1 and options[0] in result.output, "an option without effect"
 
 
 def test_health_counts() -> None:

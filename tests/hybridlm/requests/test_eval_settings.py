@@ -10,7 +10,7 @@ END = 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "want"),
+    ("fields", "want"),
     [
         ({}, {"max_tokens": 256, "temperature": 0.0, "stop": [END]}),
         ({"until": "\n"}, {"max_tokens": 256, "temperature": 0.0, "stop": ["\n", END]}),
@@ -25,9 +25,9 @@ END = 2
     ],
     ids=str,
 )
-def test_settings(asked: dict[str, Any], want: dict[str, Any]) -> None:
-    before = dict(asked)
-    assert generation_settings(asked, 256, END) == want and asked == before
+def test_settings(fields: dict[str, Any], want: dict[str, Any]) -> None:
+    settings = dict(fields)
+    assert generation_settings(fields, 256, END) == want and fields == settings
 
 
 def test_what_is_not_supported_is_refused() -> None:

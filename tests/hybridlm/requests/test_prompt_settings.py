@@ -1,4 +1,4 @@
-"""Settings of each prompt of a call: which arguments are lists for the prompts, and their faults."""
+"""Settings of each prompt of a call: listed arguments and their faults."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""User input: every fault is named with its item, and nothing is guessed, truncated or rounded."""
+"""User input: every fault is named with its item; nothing is guessed, truncated or rounded."""
 
 import dataclasses
 import inspect
@@ -29,7 +29,7 @@ class Characters(Tokenizer):
 
 
 class Ascii(Characters):
-    """Leaves out what its vocabulary does not have, as byte-pair encoding without bytes does."""
+    """Drops characters outside the vocabulary, as byte-pair encoding without bytes does."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(character) for character in text if character.isascii()]
@@ -137,8 +137,8 @@ def params(**change: Any) -> ResolvedParams:
 )  # fmt: skip
 def test_every_setting(name: str, good: list[Any], bad: list[Any]) -> None:
     for value in good:
-        found = getattr(params(**{name: value}), name)
-        assert found == value and type(found) in (int, float, type(None))
+        result = getattr(params(**{name: value}), name)
+        assert result == value and type(result) in (int, float, type(None))
     for value in bad:
         with pytest.raises(ValueError) as error:
             params(**{name: value})
@@ -159,9 +159,9 @@ def test_every_setting(name: str, good: list[Any], bad: list[Any]) -> None:
     ],
 )
 def test_stops_add_to_the_end_tokens(stop: Any, strings: tuple[str, ...], ids: set[int]) -> None:
-    found = params(stop=stop, end_token_ids=(3,))
-    assert found.stop_strings == strings and found.stop_token_ids == ids
-    assert all(type(token) is int for token in found.stop_token_ids)
+    result = params(stop=stop, end_token_ids=(3,))
+    assert result.stop_strings == strings and result.stop_token_ids == ids
+    assert all(type(token) is int for token in result.stop_token_ids)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,7 @@ def test_every_faulty_setting_is_in_one_error() -> None:
     wrong = {"max_tokens": 0, "temperature": -1, "top_k": -1, "top_p": 0, "min_p": 2, "seed": -1, "logprobs": -1}
     with pytest.raises(ValueError) as error:
         params(**wrong, stop=["", 97])
-    faults = str(error.value).split("; ")
-    assert [fault.split(":")[0] for fault in faults] == [*wrong, "stop", "stop"]
+    assert [fault.split(":")[0] for fault in str(error.value).split("; ")] == [*wrong, "stop", "stop"]
 
 
 def test_a_bad_word_of_which_the_vocabulary_has_nothing() -> None:
@@ -209,8 +208,8 @@ def test_a_bad_word_of_which_the_vocabulary_has_nothing() -> None:
 def test_errors_that_say_where() -> None:
     """Their kind stays, but where it is built from more than a message."""
     for kind in (ValueError, TypeError, ChatTemplateError):
-        found = located(kind("is wrong"), "texts[3]")
-        assert type(found) is kind and str(found) == "texts[3]: is wrong"
+        result = located(kind("is wrong"), "texts[3]")
+        assert type(result) is kind and str(result) == "texts[3]: is wrong"
     with pytest.raises(UnicodeEncodeError) as error:
         "\ud800".encode()
     assert type(located(error.value, "texts[3]")) is ValueError
@@ -226,11 +225,11 @@ def test_settings_are_the_fields_of_sampling_params() -> None:
     fields = dataclasses.fields(SamplingParams)
     assert [field.name for field in fields] == [*Settings.__annotations__]
     for method in (hybridlm.LM.generate, hybridlm.LM.stream, hybridlm.LM.chat, hybridlm.Session.submit):
-        shown = inspect.signature(method).parameters
+        parameters = inspect.signature(method).parameters
         assert {field.name: field.default for field in fields}.items() <= {
-            name: one.default for name, one in shown.items()
+            name: item.default for name, item in parameters.items()
         }.items()
-        assert [name for name, one in shown.items() if one.kind is not one.KEYWORD_ONLY][2:] == ["sampling_params"]
+        assert [name for name, f in parameters.items() if f.kind is not f.KEYWORD_ONLY][2:] == ["sampling_params"]
 
 
 def test_keywords_override_sampling_params() -> None:

@@ -59,7 +59,7 @@ def test_a_completion_without_text_shows_its_tokens():
 
 def test_the_strip_gets_darker_and_marks_what_was_not_the_most_likely():
     page = score(5)._repr_html_()
-    shades = [float(one) for one in re.findall(r"rgba\(217,48,37,([\d.]+)\)[^>]*title=", page)]
+    shades = [float(item) for item in re.findall(r"rgba\(217,48,37,([\d.]+)\)[^>]*title=", page)]
     assert shades == sorted(shades) and shades[0] == 0.0 and shades[-1] == 0.75
     cells = re.findall(r"<span style=\"([^\"]*)\" title=\"token (\d): id \d, ([^\"]*)\"", page)
     assert [int(place) for style, place, _ in cells if "underline" in style] == [1, 3]
@@ -76,7 +76,7 @@ def test_a_long_text_is_cut_short(length: int):
 
 
 class Markup:
-    """A tokenizer whose texts are HTML."""
+    """A tokenizer with HTML texts."""
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         assert not skip_special_tokens

@@ -15,7 +15,7 @@ def score(*logprobs: float) -> Score:
 
 
 def test_the_sum_is_in_float64() -> None:
-    """The small terms would vanish beside the large one in float32."""
+    """The small terms would vanish next to the large one in float32."""
     values = [-(2.0**24)] + [-0.5] * 1000
     assert score(*values).sum_logprob == -(2.0**24) - 500
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Sampling settings of lanes become arrays: both words of a seed, and the most general mode that a lane needs."""
+"""Sampling settings of lanes as arrays: both seed words, and the most general mode."""
 
 from types import SimpleNamespace
 from typing import Any

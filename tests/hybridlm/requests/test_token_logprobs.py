@@ -34,8 +34,8 @@ def test_most_likely_tokens_of_a_completion_as_arrays() -> None:
 
 
 def test_numbers_are_not_printed() -> None:
-    many = np.arange(1000, dtype=np.int32)
-    entries = TokenLogprobs(many, many.astype(np.float32), many, np.arange(0, 1001, 10))
+    indices = np.arange(1000, dtype=np.int32)
+    entries = TokenLogprobs(indices, indices.astype(np.float32), indices, np.arange(0, 1001, 10))
     assert repr(entries) == "TokenLogprobs(100 tokens, 1000 entries)"
 
 

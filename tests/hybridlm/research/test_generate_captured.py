@@ -1,4 +1,4 @@
-"""Hidden states and states that generation reads: those from which each token of a completion is sampled."""
+"""Hidden states and states that generation reads when it samples each token."""
 
 from pathlib import Path
 from typing import Any
@@ -19,40 +19,40 @@ def plain(text_lm: hybridlm.LM) -> list[hybridlm.Completion]:
     return text_lm.generate(PROMPTS, max_tokens=6, logprobs=1)
 
 
-def check(lm: hybridlm.LM, one: hybridlm.Completion, positions: list[int]) -> None:
-    """Compare what was read with `forward`, whose head gives the log-probabilities of the completion."""
-    captured, whole = one.captured, [*one.prompt_token_ids, *one.token_ids]
+def check(lm: hybridlm.LM, completion: hybridlm.Completion, positions: list[int]) -> None:
+    """Compare captures and the completion's log-probabilities with `forward`."""
+    captured, full = completion.captured, [*completion.prompt_token_ids, *completion.token_ids]
     assert captured is not None and captured.positions.tolist() == positions
-    out = lm.forward(whole[:-1])
+    out = lm.forward(full[:-1])
     for i, rows in captured.hidden_states.items():
         np.testing.assert_allclose(rows, np.asarray(out.hidden_states[i])[positions], atol=1e-4)
-    final = lm.forward(whole[: positions[-1] + 1], return_states=True).states
+    final = lm.forward(full[: positions[-1] + 1], return_states=True).states
     assert final is not None
     np.testing.assert_allclose(captured.state(0)[-1], np.asarray(final.layers[0][0].recurrent)[0], atol=1e-5)
 
 
 def test_it_reads_where_each_token_is_sampled(text_lm: hybridlm.LM, plain: list[hybridlm.Completion]) -> None:
-    found = text_lm.generate(
+    completions = text_lm.generate(
         PROMPTS, max_tokens=6, logprobs=1, hidden_states=[0, 1, 2], states=True, positions="all", speculate=None
     )
-    assert found == plain
-    for one in found:
-        first = len(one.prompt_token_ids) - 1
-        check(text_lm, one, list(range(first, first + len(one.token_ids))))
-        hidden = one.captured and one.captured.hidden_states[2]
+    assert completions == plain
+    for completion in completions:
+        first = len(completion.prompt_token_ids) - 1
+        check(text_lm, completion, list(range(first, first + len(completion.token_ids))))
+        hidden = completion.captured and completion.captured.hidden_states[2]
         logits = text_lm.model.logits(text_lm.model.norm(jax.numpy.asarray(hidden)))
-        sampled = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.array(one.token_ids)[:, None], 1)
-        np.testing.assert_allclose(sampled[:, 0], one.logprobs or (), atol=1e-4)
+        sampled = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), np.array(completion.token_ids)[:, None], 1)
+        np.testing.assert_allclose(sampled[:, 0], completion.logprobs or (), atol=1e-4)
 
 
 @pytest.mark.long
 def test_the_last_and_none_where_a_completion_stops(text_lm: hybridlm.LM, plain: list[hybridlm.Completion]) -> None:
     stop = plain[0].token_ids[3]
-    found = text_lm.generate(PROMPTS, max_tokens=6, logprobs=1, hidden_states=[1], states=True, stop_token_ids=[stop])
+    results = text_lm.generate(PROMPTS, max_tokens=6, logprobs=1, hidden_states=[1], states=True, stop_token_ids=[stop])
     count = plain[0].token_ids.index(stop) + 1
-    assert found[0].token_ids == plain[0].token_ids[:count]
-    for one in found:
-        check(text_lm, one, [len(one.prompt_token_ids) + len(one.token_ids) - 2])
+    assert results[0].token_ids == plain[0].token_ids[:count]
+    for completion in results:
+        check(text_lm, completion, [len(completion.prompt_token_ids) + len(completion.token_ids) - 2])
 
 
 @pytest.mark.long
@@ -64,19 +64,17 @@ def test_files(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
     memory, files = run(), run(capture_to=tmp_path / "here")
     assert sorted(path.name for path in (tmp_path / "here").iterdir()) == [f"{i:06}.safetensors" for i in range(4)]
-    for one, other in zip(memory, files, strict=True):
-        assert one == other and one.captured is not None and other.captured is not None and other.captured.path
+    for result, other in zip(memory, files, strict=True):
+        assert result == other and result.captured is not None and other.captured is not None and other.captured.path
         arrays = load_file(other.captured.path)
-        assert arrays["hidden_states[2]"].tobytes() == one.captured.hidden_states[2].tobytes()
-        assert all(arrays[name].tobytes() == values.tobytes() for name, values in one.captured.states.items())
-        assert len(arrays["positions"]) == len(one.token_ids)
+        assert arrays["hidden_states[2]"].tobytes() == result.captured.hidden_states[2].tobytes()
+        assert all(arrays[name].tobytes() == values.tobytes() for name, values in result.captured.states.items())
+        assert len(arrays["positions"]) == len(result.token_ids)
 
 
 @pytest.mark.long
 def test_nothing_is_left_of_a_call_that_fails(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    def processor(logits: jax.Array, last: jax.Array, position: jax.Array) -> jax.Array:
-        return jax.numpy.where(position > 9, jax.numpy.nan, logits)
-
+    processor = lambda logits, last, position: jax.numpy.where(position > 9, jax.numpy.nan, logits)
     with pytest.raises(hybridlm.NumericalError):
         text_lm.generate(PROMPTS[:1], max_tokens=6, states=True, logits_processor=processor, capture_to=tmp_path / "x")
     assert list((tmp_path / "x").iterdir()) == []

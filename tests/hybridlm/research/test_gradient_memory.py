@@ -1,4 +1,4 @@
-"""Memory of a gradient of `LM.forward`, as XLA plans it for a model that need not be there."""
+"""Planned memory of a gradient of `LM.forward` for an absent model."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,15 +20,20 @@ TOKENS, CHUNK = 512, 128
 
 def memory(compiled: Any) -> int:
     """Return the bytes that a program needs: its arguments, its results and its scratch."""
-    found = compiled.memory_analysis()
-    aliased = found.alias_size_in_bytes
-    return found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - aliased
+    memory_analysis = compiled.memory_analysis()
+    aliased = memory_analysis.alias_size_in_bytes
+    return (
+        memory_analysis.argument_size_in_bytes
+        + memory_analysis.output_size_in_bytes
+        + memory_analysis.temp_size_in_bytes
+        - aliased
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layers", [4, 24])
 def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None:
-    """512 tokens with float32 weights: at most 2.5 times the memory of the forward pass, and the gradients."""
+    """512 float32 tokens: at most 2.5 times the forward memory, plus gradients."""
     fields = PUBLISHED["Qwen3.5-0.8B"]
     family = family_of(fields)
     config = family.read_config(fields)
@@ -37,13 +42,8 @@ def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None
     types = RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 4096).layers
     settings = ForwardSettings(((CHUNK, -(-TOKENS // CHUNK)),), 1, 1, kv_blocks(TOKENS), types, False, False, None)
     tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
-
-    def logprobs(params: Any, tokens: jax.Array) -> jax.Array:
-        return run(structure, params, tokens, None, None, start, settings)[0]
-
-    def loss(params: Any, tokens: jax.Array) -> jax.Array:
-        return -jnp.mean(logprobs(params, tokens)[:, :-1])
-
+    logprobs = lambda params, tokens: run(structure, params, tokens, None, None, start, settings)[0]
+    loss = lambda params, tokens: -jnp.mean(logprobs(params, tokens)[:, :-1])
     forward = memory(jax.jit(logprobs).lower(params, tokens).compile())
     gradient = memory(jax.jit(jax.grad(loss)).lower(params, tokens).compile())
     sizes = sum(param.size * param.dtype.itemsize for param in params)

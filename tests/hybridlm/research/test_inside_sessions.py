@@ -1,4 +1,4 @@
-"""Captures and interventions in sessions, streams and chats give what they give in `generate`."""
+"""Captures and interventions in sessions, streams and chats agree with `generate`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,20 @@ READ: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": "all"
 CHANGE = [Intervention.ablate_head(1, 2), Intervention.scale_state(0, 0.5, positions=8)]
 
 
-def check(found: hybridlm.Completion, expected: hybridlm.Completion) -> None:
+def check(completion: hybridlm.Completion, expected: hybridlm.Completion) -> None:
     """Asserts the same tokens; steps of other numbers of lanes round differently."""
-    assert found.token_ids == expected.token_ids and found.finish_reason == expected.finish_reason
-    np.testing.assert_allclose(found.logprobs or (), expected.logprobs or (), atol=1e-4)
+    assert completion.token_ids == expected.token_ids and completion.finish_reason == expected.finish_reason
+    np.testing.assert_allclose(completion.logprobs or (), expected.logprobs or (), atol=1e-4)
 
 
-def check_captured(found: hybridlm.Completion, expected: hybridlm.Completion) -> None:
+def check_captured(completion: hybridlm.Completion, expected: hybridlm.Completion) -> None:
     """Asserts the same completion, and the same numbers read."""
-    check(found, expected)
-    assert found.captured is not None and expected.captured is not None
-    assert found.captured.positions.tolist() == expected.captured.positions.tolist()
-    np.testing.assert_allclose(found.captured.hidden_states[1], expected.captured.hidden_states[1], atol=1e-4)
+    check(completion, expected)
+    assert completion.captured is not None and expected.captured is not None
+    assert completion.captured.positions.tolist() == expected.captured.positions.tolist()
+    np.testing.assert_allclose(completion.captured.hidden_states[1], expected.captured.hidden_states[1], atol=1e-4)
     for name, values in expected.captured.states.items():
-        np.testing.assert_allclose(found.captured.states[name], values, atol=1e-4)
+        np.testing.assert_allclose(completion.captured.states[name], values, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def expected(text_lm: hybridlm.LM) -> list[hybridlm.Completion]:
 def test_a_request_joins_a_session(
     text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
 ) -> None:
-    """Beside requests that ask for nothing, which keep their bits, and after steps without any."""
-    found: dict[int, hybridlm.Completion] = {}
+    """Requests without captures keep their bits, also after steps without any."""
+    out: dict[int, hybridlm.Completion] = {}
     with text_lm.session(capture_to=tmp_path / "read") as session:
         session.submit(PROMPTS[1], **SETTINGS)
         session.step()
@@ -55,11 +55,11 @@ def test_a_request_joins_a_session(
         assert session.submit(PROMPTS[0], **SETTINGS, **READ, interventions=CHANGE) == 1
         session.submit(PROMPTS[2], **SETTINGS)
         while session.busy:
-            found |= {event.index: event.completion for event in session.step() if event.completion}
-    check(found[0], plain[1])
-    check(found[2], plain[2])
-    check_captured(found[1], expected[0])
-    assert not np.allclose(found[1].logprobs or (), plain[0].logprobs or (), atol=1e-3) and found[0].captured is None
+            out |= {event.index: event.completion for event in session.step() if event.completion}
+    check(out[0], plain[1])
+    check(out[2], plain[2])
+    check_captured(out[1], expected[0])
+    assert not np.allclose(out[1].logprobs or (), plain[0].logprobs or (), atol=1e-3) and out[0].captured is None
     assert [path.name for path in (tmp_path / "read").iterdir()] == ["000001.safetensors"]
 
 
@@ -83,14 +83,14 @@ def test_sessions_that_draft_refuse_it(text_lm: hybridlm.LM) -> None:
 def test_a_stream(
     text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
 ) -> None:
-    asked: Any = {**SETTINGS, **READ, "interventions": [CHANGE, [], []]}
-    events = list(text_lm.stream(PROMPTS, **asked))
-    done = {event.index: event.completion for event in events if event.completion is not None}
-    for index, completion in done.items():
+    request: Any = {**SETTINGS, **READ, "interventions": [CHANGE, [], []]}
+    events = list(text_lm.stream(PROMPTS, **request))
+    results = {event.index: event.completion for event in events if event.completion is not None}
+    for index, completion in results.items():
         check_captured(completion, expected[index])
         assert [event.token for event in events if event.index == index] == completion.token_ids
-    assert done[0] != plain[0] and done[1] == plain[1]
-    stream = text_lm.stream(PROMPTS, **asked, capture_to=tmp_path / "read")
+    assert results[0] != plain[0] and results[1] == plain[1]
+    stream = text_lm.stream(PROMPTS, **request, capture_to=tmp_path / "read")
     next(stream)
     stream.close()
     assert list((tmp_path / "read").iterdir()) == []
@@ -105,6 +105,6 @@ def test_a_chat(text_lm: hybridlm.LM) -> None:
     assert text_lm.tokenizer is not None
     prompt = text_lm.tokenizer.encode_chat(messages, chat_template=template)
     last: Any = {"hidden_states": [1], "states": True, "interventions": [Intervention.ablate_head(1, 2)]}
-    found = text_lm.chat(messages, chat_template=template, **SETTINGS, **last)
-    check_captured(found, text_lm.generate([prompt], **SETTINGS, **last)[0])
-    assert found.token_ids != text_lm.generate([prompt], **SETTINGS)[0].token_ids
+    completions = text_lm.chat(messages, chat_template=template, **SETTINGS, **last)
+    check_captured(completions, text_lm.generate([prompt], **SETTINGS, **last)[0])
+    assert completions.token_ids != text_lm.generate([prompt], **SETTINGS)[0].token_ids

@@ -1,4 +1,4 @@
-"""The table of docs/research.md: which model has what can be read and changed, as the models themselves say."""
+"""The table of docs/research.md: each model's readable and changeable values."""
 
 from pathlib import Path
 
@@ -22,8 +22,8 @@ def row(name: str) -> str:
     model = family.abstract(family.read_config(text))
     arrays = {array.role for array in jax.tree.leaves(model.state_arrays())}
     kinds = {kind for each in model.sites() for kind in each}
-    has = [one in arrays for one in EDITED] + [one in kinds for one in ("recurrent", "attention", "expert")]
-    return f"| {family.name} | " + " | ".join("yes" if one else "—" for one in [*has, bool(_recurrent(model))]) + " |"
+    has = [item in arrays for item in EDITED] + [item in kinds for item in ("recurrent", "attention", "expert")]
+    return f"| {family.name} | " + " | ".join("yes" if item else "—" for item in [*has, bool(_recurrent(model))]) + " |"
 
 
 def test_the_page_says_which_model_has_what() -> None:

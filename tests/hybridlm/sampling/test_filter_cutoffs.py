@@ -1,4 +1,4 @@
-"""The kernel for the cutoffs of filters keeps what the plain form does, and keeps lanes apart."""
+"""The kernel of filter cutoffs agrees with the plain form and separates lanes."""
 
 from functools import partial
 from typing import Any
@@ -52,9 +52,9 @@ def sampled(logits: Any, of: Sampling, mode: int = FILTERED, devices: Devices = 
 def test_the_same_tokens_are_kept(vocab: int, ties: bool) -> None:
     logits, of = lanes(vocab, ties)
     of = of._replace(min_p=np.zeros(LANES, np.float32))
-    found = np.asarray(ordered(jnp.asarray(logits))) >= cutoffs(logits, of)[:, None]
+    matches = np.asarray(ordered(jnp.asarray(logits))) >= cutoffs(logits, of)[:, None]
     expected = kept_by_filters(jnp.asarray(logits / of.temperature[:, None]), of)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(matches, expected)
 
 
 @pytest.mark.each_value
@@ -76,24 +76,21 @@ def test_lanes_keep_their_bits() -> None:
     for bad in (0, 1):
         poisoned = logits.copy()
         poisoned[bad::2] = np.nan
-        others = np.arange(LANES) % 2 != bad
-        np.testing.assert_array_equal(cutoffs(poisoned, of)[others], expected[others])
+        mask = np.arange(LANES) % 2 != bad
+        np.testing.assert_array_equal(cutoffs(poisoned, of)[mask], expected[mask])
 
 
 def test_kernel_is_proved_from_the_inside() -> None:
     logits, of = lanes(300)
     contract = LaneContract((Lane(), jax.tree.map(lambda _: Lane(), of), Lane(), Shared()), (Lane(),))
-
-    def step(*args: Any) -> Any:
-        return (sample_tokens(*args, devices=KERNELS),)
-
+    step = lambda *args: (sample_tokens(*args, devices=KERNELS),)
     proof = prove_isolation(step, (logits, of, np.zeros(LANES, np.int32), np.int32(FILTERED)), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)
 
 
 def test_a_small_vocabulary_and_few_lanes_are_left_to_the_plain_form() -> None:
-    """An instance has one lane: few of them would leave most processors of a GPU idle."""
+    """An instance handles one lane; few instances would leave most of a GPU idle."""
     assert not KERNEL.unsupported(np.zeros((MIN_LANES, MIN_VOCAB)))
     assert KERNEL.unsupported(np.zeros((MIN_LANES, MIN_VOCAB - 1)))
     assert KERNEL.unsupported(np.zeros((MIN_LANES - 1, MIN_VOCAB)))

@@ -1,4 +1,4 @@
-"""The kernel for CPUs samples the tokens of the plain form for the same keys, each row by itself."""
+"""The CPU kernel samples the plain form's tokens for equal keys, row by row."""
 
 from typing import Any
 
@@ -81,13 +81,13 @@ def test_infinite_logits(filters: dict[str, Any]) -> None:
     x[2, 100:] = -np.inf
     x[3, [7, 900]] = np.inf
     x[4, :-1] = -np.inf
-    found = tokens(jnp.asarray(x), settings(**filters, rows=8), WITH_KERNEL)
-    np.testing.assert_array_equal(found, tokens(jnp.asarray(x), settings(**filters, rows=8), PLAIN))
-    assert found[0] == 5 and found[2] < 100 and found[3] in (7, 900) and found[4] == VOCAB - 1
+    result = tokens(jnp.asarray(x), settings(**filters, rows=8), WITH_KERNEL)
+    np.testing.assert_array_equal(result, tokens(jnp.asarray(x), settings(**filters, rows=8), PLAIN))
+    assert result[0] == 5 and result[2] < 100 and result[3] in (7, 900) and result[4] == VOCAB - 1
 
 
 def test_a_row_is_sampled_by_itself() -> None:
-    """Alone, permuted, and beside rows of NaN, at temperature 0 too."""
+    """Alone, permuted, and next to rows of NaN, at temperature 0 too."""
     x, sampling = logits(16), settings(0.7, top_k=40, top_p=0.9, rows=16)
     sampling.temperature[3] = 0.0
     positions = np.arange(16, dtype=np.int32)
@@ -97,14 +97,14 @@ def test_a_row_is_sampled_by_itself() -> None:
         chosen = jax.tree.map(lambda setting: setting[rows], sampling)
         return np.asarray(run(x, chosen, positions[rows], np.int32(FILTERED + BESIDE_GREEDY), WITH_KERNEL))
 
-    together = sample(x, slice(16))
-    assert together[3] == int(jnp.argmax(x[3]))
+    tokens = sample(x, slice(16))
+    assert tokens[3] == int(jnp.argmax(x[3]))
     order = np.random.default_rng(0).permutation(16)
-    np.testing.assert_array_equal(sample(x[order], order), together[order])
+    np.testing.assert_array_equal(sample(x[order], order), tokens[order])
     for row in range(16):
-        assert sample(x[row : row + 1], slice(row, row + 1))[0] == together[row]
+        assert sample(x[row : row + 1], slice(row, row + 1))[0] == tokens[row]
         neighbours = sample(jnp.full_like(x, jnp.nan).at[row].set(x[row]), slice(16))
-        assert neighbours[row] == together[row] and (np.delete(neighbours, row) == VOCAB).all()
+        assert neighbours[row] == tokens[row] and (np.delete(neighbours, row) == VOCAB).all()
 
 
 @pytest.mark.parametrize("mode", [GREEDY, SAMPLED, FILTERED])
@@ -114,17 +114,17 @@ def test_modes(mode: int) -> None:
 
 
 def test_frequencies_are_the_filtered_distribution() -> None:
-    """At the vocabulary of a group and one more token: five standard deviations of a binomial frequency."""
+    """A group's vocabulary and one more token: within five binomial standard deviations."""
     rows, vocab = 20_000, 65
     row = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
-    found = tokens(jnp.tile(row, (rows, 1)), settings(0.8, top_k=30, top_p=0.9, rows=rows), WITH_KERNEL)
+    actual = tokens(jnp.tile(row, (rows, 1)), settings(0.8, top_k=30, top_p=0.9, rows=rows), WITH_KERNEL)
     weights = np.exp(row.astype(np.float64) / 0.8)
     weights[np.argsort(-weights)[30:]] = 0
     order = np.argsort(-weights)
     above = np.cumsum(weights[order]) - weights[order]
     weights[order[above >= 0.9 * weights.sum()]] = 0
     expected = weights / weights.sum()
-    frequency = np.bincount(found, minlength=vocab) / rows
+    frequency = np.bincount(actual, minlength=vocab) / rows
     assert set(np.flatnonzero(frequency)) <= set(np.flatnonzero(expected))
     bound = 5 * np.sqrt(expected * (1 - expected) / rows) + 1e-9
     np.testing.assert_array_less(np.abs(frequency - expected), bound)

@@ -44,14 +44,14 @@ def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, lanes=LANES
 
 
 def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """Probabilities in float64: temperature, top_k, top_p of what is left, min_p."""
+    """Return float64 probabilities after temperature, top_k, top_p and min_p in turn."""
     p = np.exp(LOGITS.astype(np.float64) / temperature)
     order = np.argsort(-p)
     if top_k:
         p[order[top_k:]] = 0
     p /= p.sum()
-    before = np.cumsum(p[order]) - p[order]
-    p[order[before >= top_p]] = 0
+    initial = np.cumsum(p[order]) - p[order]
+    p[order[initial >= top_p]] = 0
     p[p < min_p * p.max()] = 0
     return p / p.sum()
 
@@ -90,8 +90,8 @@ def test_temperature_zero_is_the_first_most_likely_token_in_either_branch() -> N
 def kept_in_float64(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
     keep = np.array([top_k == 0 or (scaled > x).sum() < top_k for x in scaled])
     weight = np.where(keep, np.exp(scaled.astype(np.float64) - scaled.max()), 0.0)
-    before = np.array([weight[scaled > x].sum() for x in scaled])
-    keep &= (top_p == 1.0) | (before < top_p * weight.sum()) | (scaled == scaled.max())
+    array = np.array([weight[scaled > x].sum() for x in scaled])
+    keep &= (top_p == 1.0) | (array < top_p * weight.sum()) | (scaled == scaled.max())
     return keep & (weight >= min_p)
 
 
@@ -117,8 +117,8 @@ def test_filters_keep_what_a_sort_would_and_equally_likely_tokens_together() -> 
         np.testing.assert_array_equal(got, want, str((top_k, top_p, min_p)))
         cutoff = jax.jit(partial(filter_cutoffs, devices=GPU))(scaled, scaled.max(1), *map(jnp.asarray, of[:3]))
         weight = np.exp(scaled - scaled.max(1, keepdims=True))
-        found = (np.asarray(ordered(jnp.asarray(scaled))) >= np.asarray(cutoff)[:, None]) & (weight >= min_p)
-        np.testing.assert_array_equal(found, want, str((top_k, top_p, min_p, "by digits")))
+        matches = (np.asarray(ordered(jnp.asarray(scaled))) >= np.asarray(cutoff)[:, None]) & (weight >= min_p)
+        np.testing.assert_array_equal(matches, want, str((top_k, top_p, min_p, "by digits")))
 
 
 @pytest.mark.parametrize("bits", [3, 4])
@@ -133,12 +133,12 @@ def test_cutoffs_found_by_digits_are_those_of_bisection(bits: int) -> None:
     enough = np.array([70, 150, 3, 500, 260, 0, 9, 1e9], np.float32)
     none = jnp.zeros(8, jnp.uint32)
     order = ordered(jnp.asarray(logits))
-    found = jax.jit(lambda x: _lowest(x, lambda _: jnp.asarray(weight), lambda total: jnp.asarray(enough), none, bits))(
-        logits
-    )
+    compiled = jax.jit(
+        lambda x: _lowest(x, lambda _: jnp.asarray(weight), lambda total: jnp.asarray(enough), none, bits)
+    )(logits)
     bisected = np.asarray(jax.jit(_cutoff)(order, weight, enough))
-    for x, one, other in zip(np.asarray(order), np.asarray(found), bisected, strict=True):
-        assert one == 0 if other == 0 else (x >= one).tolist() == (x >= other).tolist()
+    for x, item, other in zip(np.asarray(order), np.asarray(compiled), bisected, strict=True):
+        assert item == 0 if other == 0 else (x >= item).tolist() == (x >= other).tolist()
     assert len(set(bisected.tolist())) > 5
 
 
@@ -151,14 +151,14 @@ def test_an_infinite_logit_is_sampled() -> None:
 
 
 def test_lanes_without_filters_sample_the_same_beside_lanes_with_them() -> None:
-    """Ties too: a few values, so that sums of logits and noise meet as often as they can."""
+    """Few distinct values, so that sums of logits and noise tie often."""
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
     of_64 = np.zeros(64, np.int32)
     plain, filtered = (run(logits, settings(lanes=64), of_64, np.int32(how)) for how in (SAMPLED, FILTERED))
     np.testing.assert_array_equal(plain, filtered)
-    beside = settings(lanes=64)._replace(top_k=np.where(np.arange(64) % 2, 3, 0).astype(np.int32))
-    np.testing.assert_array_equal(run(logits, beside, of_64, np.int32(FILTERED))[::2], plain[::2])
+    neighbour = settings(lanes=64)._replace(top_k=np.where(np.arange(64) % 2, 3, 0).astype(np.int32))
+    np.testing.assert_array_equal(run(logits, neighbour, of_64, np.int32(FILTERED))[::2], plain[::2])
 
 
 def test_greedy_and_sampled_lanes_do_not_mix() -> None:
@@ -181,13 +181,11 @@ def every_setting(lanes: int) -> Sampling:
 @pytest.mark.parametrize(
     "sampling_mode", [GREEDY, SAMPLED, FILTERED, SAMPLED + BESIDE_GREEDY, FILTERED + BESIDE_GREEDY]
 )
-def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
-    sampling_mode: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(sampling_mode: int, monkeypatch: pytest.MonkeyPatch):
     logits = np.random.default_rng(1).normal(size=(23, 300)).astype(np.float32)
     logits[4, 5] = np.nan
     args = (logits, every_setting(23), np.arange(23, dtype=np.int32), np.int32(sampling_mode))
-    together = np.asarray(run(*args))
+    array = np.asarray(run(*args))
     monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size)
     loops = [str(jax.make_jaxpr(lambda *args: sample_tokens(*args))(*args)).count("length=23")]
     monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", logits.size - 1)
@@ -198,25 +196,23 @@ def test_many_logits_are_sampled_lane_by_lane_with_the_same_tokens(
             "length=23"
         )
     )
-    assert loops == [0, 1, 0] and together[4] == 300
-    np.testing.assert_array_equal(one_by_one, together)
-    assert np.unique(together).size > 15
+    assert loops == [0, 1, 0] and array[4] == 300
+    np.testing.assert_array_equal(one_by_one, array)
+    assert np.unique(array).size > 15
 
 
 @pytest.mark.long
-def test_steps_that_sample_lane_by_lane_are_certified_and_shared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_sample_lane_by_lane_are_certified_and_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     directory = write_random_checkpoint("next_base", tmp_path)
     sizes: dict[str, Any] = {"lanes": 4, "context": 40, "dtype": "float32", "chunk": 4}
-    given: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}
+    settings: dict[str, Any] = {"max_tokens": 5, "ignore_eos": True, "temperature": 0.9, "top_k": 9, "seed": 3}
     prompts = [[5, 6, 7], [9, 8], [3] * 6, [10]]
-    expected = [one.token_ids for one in hybridlm.load(directory, **sizes).generate(prompts, **given)]
+    expected = [completion.token_ids for completion in hybridlm.load(directory, **sizes).generate(prompts, **settings)]
     monkeypatch.setattr(sampling, "MAX_BATCHED_LOGITS", 1)
     for mesh in (None, hybridlm.mesh(data=2, model=2)):
         lm = hybridlm.load(directory, mesh=mesh, **sizes)
-        assert [one.token_ids for one in lm.generate(prompts, **given)] == expected
-        assert lm.certificates and all(one.holds for one in lm.certificates.values())
+        assert [completion.token_ids for completion in lm.generate(prompts, **settings)] == expected
+        assert lm.certificates and all(certificate.holds for certificate in lm.certificates.values())
 
 
 def test_a_sample_depends_on_seed_index_and_position_only() -> None:
@@ -270,14 +266,14 @@ def test_nan_is_found_wherever_it_stands(shape: tuple[int, int], platform: str) 
 
 
 def test_what_is_computed_twice_may_be_rounded_twice() -> None:
-    """Sums inside the program that looks for the most likely token: no lane's logits are taken for NaN."""
+    """Sums inside the argmax program never make a lane's logits NaN."""
     rng = np.random.default_rng(0)
     logits, noise = rng.normal(size=(2, 8, 64)).astype(np.float32)
     temperature = rng.uniform(0.3, 1.3, (8, 1)).astype(np.float32)
     for scores in (lambda x, t, g: x / t + g, lambda x, t, g: jnp.tanh(x) * t + jnp.exp(g) * x):
-        found = np.asarray(jax.jit(lambda *args, scores=scores: most_likely(scores(*args)))(logits, temperature, noise))
+        array = np.asarray(jax.jit(lambda *args, scores=scores: most_likely(scores(*args)))(logits, temperature, noise))
         exact = np.asarray(scores(*(jnp.asarray(each, jnp.float32) for each in (logits, temperature, noise))))
-        np.testing.assert_allclose(np.take_along_axis(exact, found[:, None], 1)[:, 0], exact.max(1), rtol=1e-6)
+        np.testing.assert_allclose(np.take_along_axis(exact, array[:, None], 1)[:, 0], exact.max(1), rtol=1e-6)
 
 
 def test_most_likely_equals_argmax() -> None:

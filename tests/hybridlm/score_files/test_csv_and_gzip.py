@@ -1,4 +1,4 @@
-"""CSV and gzip: the same rows and numbers as JSON lines, continued runs, shards, faults, bounds of memory."""
+"""CSV and gzip: the rows and numbers of JSON lines; continuation, shards, faults, memory."""
 
 import csv
 import gzip
@@ -13,9 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from toy_scorer import NO_MODEL, TOY, read_lines, run_toy, score, toy, write_lines
+from toy_scorer import NO_MODEL, TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
-import hybridlm
 from hybridlm.score_files import lines
 from hybridlm.score_files.divergence_task import MEANS, _rows
 
@@ -54,7 +53,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the same rows in each format; nothing has to reach the disk in a test."""
+    """A folder with the same rows in each format; tests need no fsync."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     compress(write_lines(tmp_path / "in.jsonl", ROWS))
     compress(write_csv(tmp_path / "in.csv", ROWS))
@@ -91,14 +90,7 @@ def test_rows_are_equal_in_each_format(inputs: Path, input: str, output: str) ->
 @pytest.mark.parametrize("input", INPUTS[:3])
 def test_interrupted_run_continues(inputs: Path, input: str, output: str) -> None:
     run_toy(TOY, inputs / input, inputs / f"whole-{output}", window=2)
-    calls: list[int] = []
-
-    def failing(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-        calls.append(len(texts))
-        if len(calls) in (2, 4):
-            raise ZeroDivisionError
-        return score(texts)
-
+    failing = interrupted(score, 1, 3, error=ZeroDivisionError())
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             run_toy(toy(failing), inputs / input, inputs / output, window=2)
@@ -116,8 +108,8 @@ def test_shards(inputs: Path, output: str) -> None:
     assert [path.name for path in shards] == [f"part-{name}-{i:05}-of-00003.{ending}" for i in range(3)]
     assert [row for path in shards for row in read_output(path)] == read_output(inputs / output)
     if ending == "jsonl.gz":  # gzip files one behind the other are a gzip file
-        whole = gzip.decompress(b"".join(path.read_bytes() for path in shards))
-        assert whole == gzip.decompress((inputs / output).read_bytes())
+        decompress = gzip.decompress(b"".join(path.read_bytes() for path in shards))
+        assert decompress == gzip.decompress((inputs / output).read_bytes())
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -201,7 +193,7 @@ def test_damaged_gzip_is_refused(inputs: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("name", ["in.jsonl.gz", "in.csv", "in.csv.gz"])
 def test_line_beyond_the_bound_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file can hold a line of gigabytes; a quote can be open until the end of a file."""
+    """A small file may hold gigabytes in one line, or an unclosed quote."""
     monkeypatch.setattr(lines, "MAX_RECORD_BYTES", 1000)
     monkeypatch.setattr("hybridlm.score_files.csv_rows.MAX_RECORD_BYTES", 1000)
     for content in (b"text\n" + b"x" * 2000, b'text\n"' + b"x\n" * 1000):
@@ -250,10 +242,10 @@ def test_padding_and_two_forms_are_faults(tmp_path: Path, name: str) -> None:
     else:
         write_lines(tmp_path / name, rows)
     run_toy(TOY, tmp_path / name, tmp_path / "out.jsonl")
-    found = read_lines(tmp_path / "out.jsonl")
-    assert found[0]["token_ids"] == [1, 2] and found[3]["token_ids"] == [97]
-    assert "attention_mask: expected 1 for every token, got 0 at 1" in found[1]["error"]
-    assert "got text, input_ids" in found[2]["error"]
+    result = read_lines(tmp_path / "out.jsonl")
+    assert result[0]["token_ids"] == [1, 2] and result[3]["token_ids"] == [97]
+    assert "attention_mask: expected 1 for every token, got 0 at 1" in result[1]["error"]
+    assert "got text, input_ids" in result[2]["error"]
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.jsonl.gz"])

@@ -1,4 +1,4 @@
-"""Results of texts that have finished are kept within a part: a kill loses seconds, and no bit depends on it."""
+"""Finished texts of an unfinished part survive a kill and change no bit."""
 
 import os
 import signal
@@ -38,12 +38,12 @@ def test_results_are_written_every_few_seconds(tmp_path: Path) -> None:
     assert len(finished_files(tmp_path, 3)) == 1 and not finished_files(tmp_path, 4)
     texts.add(0, 8, arrays(4))
     assert len(finished_files(tmp_path, 3)) == 1, "the clock begins anew"
-    again = FinishedTexts(tmp_path, 3)
+    finished_texts = FinishedTexts(tmp_path, 3)
     for number in (5, 6, 7):
         result = {name: np.zeros_like(array) for name, array in arrays(0).items()}
-        assert again.restore(0, number, result)
+        assert finished_texts.restore(0, number, result)
         assert all((result[name] == array).all() for name, array in arrays(number - 4).items())
-    assert not again.restore(0, 8, arrays(0)) and not again.restore(1, 5, arrays(0))
+    assert not finished_texts.restore(0, 8, arrays(0)) and not finished_texts.restore(1, 5, arrays(0))
     assert finished.KEPT_EVERY < 30
 
 
@@ -77,7 +77,7 @@ TASKS: dict[str, Task] = {
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Forty rows of 1 to 40 tokens, some of which begin alike."""
+    """Forty rows of 1 to 40 tokens, some with common beginnings."""
     rng = np.random.default_rng(0)
     stem = rng.integers(3, 90, 12).tolist()
     rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]
@@ -85,13 +85,13 @@ def texts(tmp_path: Path) -> Path:
 
 
 def kill_after(count: int, patch: pytest.MonkeyPatch) -> None:
-    """End the run after so many finished texts, each of which is written at once."""
+    """Kill the run after this many finished texts, each written at once."""
     add, calls = FinishedTexts.add, iter(range(1000))
 
-    def killing(self: FinishedTexts, *given: Any) -> None:
+    def killing(self: FinishedTexts, *args: Any) -> None:
         if next(calls) == count:
             raise Killed
-        add(self, *given)
+        add(self, *args)
 
     patch.setattr(finished, "KEPT_EVERY", 0.0)
     patch.setattr(FinishedTexts, "add", killing)
@@ -105,28 +105,26 @@ def test_a_killed_part_continues_with_the_same_bytes(
     if ending == "parquet":
         pytest.importorskip("pyarrow")
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    whole, output = texts.with_name(f"whole.{ending}"), texts.with_name(f"out.{ending}")
-    undisturbed = TASKS[task](text_lm, texts, whole)
+    path, output = texts.with_name(f"whole.{ending}"), texts.with_name(f"out.{ending}")
+    undisturbed = TASKS[task](text_lm, texts, path)
     for count in (7, 11):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             kill_after(count, patch)
             TASKS[task](text_lm, texts, output)
     assert len(finished_files(texts.with_name(f"out.{ending}.parts"))) == 7 + 11
-    before = text_lm.stats["step_tokens"]
+    initial = text_lm.stats["step_tokens"]
     report = TASKS[task](text_lm, texts, output)
-    assert output.read_bytes() == whole.read_bytes() and report.kept == 0 and report.texts == 40
-    computed = text_lm.stats["step_tokens"] - before
+    assert output.read_bytes() == path.read_bytes() and report.kept == 0 and report.texts == 40
+    computed = text_lm.stats["step_tokens"] - initial
     assert 0 < computed == report.step_tokens < 0.7 * undisturbed.step_tokens
     assert not texts.with_name(f"out.{ending}.parts").exists()
 
 
-def test_an_interrupt_writes_all_finished_texts(
-    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_writes_all_finished_texts(text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch):
     add, calls = FinishedTexts.add, iter(range(1000))
 
-    def interrupted(self: FinishedTexts, *given: Any) -> None:
-        add(self, *given)
+    def interrupted(self: FinishedTexts, *args: Any) -> None:
+        add(self, *args)
         if next(calls) == 4:
             raise KeyboardInterrupt
 
@@ -144,8 +142,8 @@ def test_an_interrupt_writes_all_finished_texts(
 @pytest.mark.slow
 def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Path) -> None:
     text_lm = hybridlm.load(text_lm.path, **SETTINGS)  # with the weights of the files, which other tests replace
-    output, whole = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
-    text_lm.score_file(texts, whole)
+    output, path = texts.with_name("out.jsonl"), texts.with_name("whole.jsonl")
+    text_lm.score_file(texts, path)
     command = [
         sys.executable,
         REFERENCE / "processes" / "kill_texts.py",
@@ -160,4 +158,4 @@ def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Pa
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(finished_files(texts.with_name("out.jsonl.parts"))) == 9
     report = text_lm.score_file(texts, output)
-    assert output.read_bytes() == whole.read_bytes() and 0 < report.step_tokens < 0.9 * report.tokens
+    assert output.read_bytes() == path.read_bytes() and 0 < report.step_tokens < 0.9 * report.tokens

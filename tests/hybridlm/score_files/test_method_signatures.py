@@ -1,4 +1,4 @@
-"""Methods of files have the fields of their task and of `FileOptions` as arguments; commands have them as options."""
+"""Methods take the fields of their task and `FileOptions`; commands take the options."""
 
 import inspect
 from dataclasses import MISSING, fields
@@ -24,21 +24,21 @@ TASKS: dict[str, Any] = {
 
 
 def defaults(cls: Any) -> dict[str, Any]:
-    return {one.name: inspect.Parameter.empty if one.default is MISSING else one.default for one in fields(cls)}
+    return {field.name: inspect.Parameter.empty if field.default is MISSING else field.default for field in fields(cls)}
 
 
 def arguments(method: Any) -> dict[str, Any]:
     parameters = inspect.signature(method).parameters.values()
-    return {one.name: one.default for one in parameters if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    return {p.name: p.default for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_methods_have_the_fields_of_their_task(name: str) -> None:
     method, task = getattr(LM, f"{name}_file"), TASKS[name]
-    own = {key: default for key, default in arguments(method).items() if key not in ("self", "input", "output")}
-    assert own == defaults(task)
+    local = {key: default for key, default in arguments(method).items() if key not in ("self", "input", "output")}
+    assert local == defaults(task)
     hints, types = get_type_hints(method), get_type_hints(task)
-    assert all(hints[key] == types[key] for key in own if key != "other"), "an LM in both, by its attribute"
+    assert all(hints[key] == types[key] for key in local if key != "other"), "an LM in both, by its attribute"
     assert hints["options"] == get_type_hints(LM.run_file)["options"]
 
 
@@ -48,18 +48,18 @@ def test_keywords_of_files_are_the_options() -> None:
 
 @pytest.mark.parametrize("method", [LM.generate, LM.stream, LM.chat, LM.score])
 def test_methods_have_the_settings_of_probes(method: Any) -> None:
-    found = arguments(method)
+    result = arguments(method)
     groups = [hybridlm.ProbeSettings, *([hybridlm.DistributionSettings] if method is LM.score else [])]
     assert all(
-        found[name] == default for group in groups for name, default in defaults(group).items() if name != "states"
+        result[name] == default for group in groups for name, default in defaults(group).items() if name != "states"
     )
-    assert found["states"] is False
+    assert result["states"] is False
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_commands_have_the_fields_as_options(name: str) -> None:
     command: Any = get_command(app)
-    options = {one.name: one for one in command.commands[name].params}
+    options = {array.name: array for array in command.commands[name].params}
     for field in [*options_of(TASKS[name]), *options_of(hybridlm.FileOptions)] if fields(TASKS[name]) else []:
         assert options[field.name].help == field.metadata["help"]
         expected = None if field.default in (MISSING, ()) else field.default

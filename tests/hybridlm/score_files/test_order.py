@@ -1,4 +1,4 @@
-"""Rows that begin alike are scored together, their beginning once, and written in the order of the input."""
+"""Rows with common beginnings share prefill and are written in input order."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
+from toy_scorer import TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.score_files import order
@@ -33,7 +33,7 @@ def prompts(count: int, length: int) -> list[str]:
 
 
 def shuffled(shots: Sequence[str], each: int, answer: int) -> list[dict[str, Any]]:
-    """Rows of every prompt with answers of its own, in no order."""
+    """Rows of every prompt with its own answers, in no order."""
     rng = random.Random(each)
     letters = "".join(map(chr, range(ord("A"), ord("Z") + 1))) + "".join(map(str, range(10)))
     rows = [{"text": shot + "".join(rng.choices(letters, k=answer))} for shot in shots for _ in range(each)]
@@ -51,7 +51,7 @@ LONG = toy(encode=long_ids)
 
 
 class Counting:
-    """A scorer of texts that counts the tokens that a model would compute, in whole chunks."""
+    """A scorer that counts the tokens a model would compute, in whole chunks."""
 
     def __init__(self, chunk: int = CHUNK) -> None:
         self.computed, self.calls, self.chunk = 0, 0, chunk
@@ -61,21 +61,21 @@ class Counting:
         self.calls += 1
         queue, alive = ScoringQueue(dict(enumerate(texts)), None, (self.chunk,), 5), []
         while queue or alive:
-            while len(alive) < 4 and (one := queue.take()) is not None:
-                queue.begun(one)
-                alive.append(one)
-            one = alive.pop(0)
-            begin = 0 if one.parent is None else len(one.parent.tokens) - 1
-            self.computed += -(-(len(one.tokens) - 1 - begin) // self.chunk) * self.chunk
-            if one.index is None:
-                queue.prefilled(one)
+            while len(alive) < 4 and (item := queue.take()) is not None:
+                queue.begun(item)
+                alive.append(item)
+            item = alive.pop(0)
+            begin = 0 if item.parent is None else len(item.parent.tokens) - 1
+            self.computed += -(-(len(item.tokens) - 1 - begin) // self.chunk) * self.chunk
+            if item.index is None:
+                queue.prefilled(item)
         return score(texts)
 
 
 def distinct(rows: Sequence[dict[str, Any]]) -> int:
     """Tokens of all rows, each beginning counted once."""
     texts = sorted(row["text"] for row in rows)
-    return sum(len(text) - common_length(before, text) for before, text in itertools.pairwise(["", *texts]))
+    return sum(len(text) - common_length(initial, text) for initial, text in itertools.pairwise(["", *texts]))
 
 
 def test_ten_thousand_rows_of_64_prompts_take_little_more_than_distinct_tokens(
@@ -102,31 +102,21 @@ def test_unsorted_rows_take_more_and_give_the_same(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("parts", [1, 3, 5])
-def test_continues_with_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, parts: int
-) -> None:
-    """Two sort windows, of which the second has rows of its own and faults."""
+def test_continues_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, parts: int):
+    """Two sort windows; the second has its own rows and faults."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     rows: list[Any] = shuffled(prompts(4, 200), 5, 9) + [{"id": 20 + i, "text": f"{i} alone"} for i in range(20)]
     rows[7] = {"id": 3, "text": rows[7]["text"]}
     rows[9] = b"no JSON"
     texts = write_lines(tmp_path / "in.jsonl", rows)
-    asked: dict[str, Any] = {"window": 4, "sort_window": 5000}
-    run_toy(LONG, texts, tmp_path / f"whole-{output}", **asked)
+    request: dict[str, Any] = {"window": 4, "sort_window": 5000}
+    run_toy(LONG, texts, tmp_path / f"whole-{output}", **request)
     run_toy(LONG, texts, tmp_path / f"plain-{output}", window=4, sort_window=0)
-    seen = []
-
-    def some(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-        seen.append(len(texts))
-        if len(seen) > parts:
-            raise KeyboardInterrupt
-        return score(texts)
-
     with pytest.raises(KeyboardInterrupt):
-        run_toy(toy(some, long_ids), texts, tmp_path / output, **asked)
+        run_toy(toy(interrupted(score, parts), long_ids), texts, tmp_path / output, **request)
     with pytest.raises(ValueError, match="sort window: 5000 bytes there, 0 bytes now"):
         run_toy(LONG, texts, tmp_path / output, window=4, sort_window=0)
-    report = run_toy(LONG, texts, tmp_path / output, **asked)
+    report = run_toy(LONG, texts, tmp_path / output, **request)
     assert (report.kept, report.texts, report.errors) == (4 * parts, 38, 2)
     assert (tmp_path / output).read_bytes() == (tmp_path / f"whole-{output}").read_bytes()
     if output == "out.jsonl":
@@ -138,14 +128,14 @@ def test_continues_with_the_same_bytes(
 def test_scores_have_the_same_bits_and_saved_tokens_are_reported(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     rows = shuffled(prompts(6, 100), 7, 12)
     texts = write_lines(tmp_path / "in.jsonl", rows)
-    before = dict(text_lm.stats)
+    settings = dict(text_lm.stats)
     plain = text_lm.score_file(texts, tmp_path / "plain.jsonl", window=6, sort_window=0)
     between = dict(text_lm.stats)
     report = text_lm.score_file(texts, tmp_path / "out.jsonl", window=6)
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
     computed = [
         text_lm.stats["scored_tokens"] - between["scored_tokens"],
-        between["scored_tokens"] - before["scored_tokens"],
+        between["scored_tokens"] - settings["scored_tokens"],
     ]
     total = sum(len(row["text"]) - 1 for row in rows)
     assert (computed[0] + report.prefix_tokens_saved, computed[1] + plain.prefix_tokens_saved) == (total, total)
@@ -153,24 +143,15 @@ def test_scores_have_the_same_bits_and_saved_tokens_are_reported(text_lm: hybrid
     assert computed[0] < 0.5 * computed[1]
 
 
-def test_saved_tokens_of_earlier_runs_count(
-    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_tokens_of_earlier_runs_count(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     texts = write_lines(tmp_path / "in.jsonl", shuffled(prompts(3, 100), 6, 12))
-    whole = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
-    scores, calls = text_lm.text_model.scores, itertools.count()
-
-    def some(*given: Any, **settings: Any) -> Any:
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return scores(*given, **settings)
-
+    full = text_lm.score_file(texts, tmp_path / "whole.parquet", window=6)
     with monkeypatch.context() as patch:
-        patch.setattr(text_lm.text_model, "scores", some)
+        patch.setattr(text_lm.text_model, "scores", interrupted(text_lm.text_model.scores, 2))
         with pytest.raises(KeyboardInterrupt):
             text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
     report = text_lm.score_file(texts, tmp_path / "out.parquet", window=6)
-    assert report.kept == 12 and report.prefix_tokens_saved == whole.prefix_tokens_saved > 0
+    assert report.kept == 12 and report.prefix_tokens_saved == full.prefix_tokens_saved > 0
     assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
     assert pq.read_schema(tmp_path / "out.parquet").metadata is None, "nothing that depends on where a run was cut"
 
@@ -216,22 +197,22 @@ def test_rows_of_every_kind_are_sorted(tmp_path: Path, kind: str) -> None:
     texts = write_lines(tmp_path / "in.jsonl", [made(i % 3, i) for i in range(12)])
     source = open_source(texts)
     ((window, parts),) = plan(source, [RowWindow(START, 12, texts.stat().st_size)], Limits(4, 1 << 20, 1 << 20))
-    found = [[one.number for one in part] for part in parts]
-    assert window.parts == 3 and sorted(map(sorted, found)) == [list(range(1 + i, 13, 3)) for i in range(3)]
-    assert window.order is not None and (window.order + 1).tolist() == sum(found, [])
+    results = [[item.number for item in part] for part in parts]
+    assert window.parts == 3 and sorted(map(sorted, results)) == [list(range(1 + i, 13, 3)) for i in range(3)]
+    assert window.order is not None and (window.order + 1).tolist() == sum(results, [])
 
 
 def test_rows_with_little_in_common_stay_and_are_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = write_lines(tmp_path / "in.jsonl", [{"text": one} for one in prompts(12, 200)])
+    texts = write_lines(tmp_path / "in.jsonl", [{"text": prompt} for prompt in prompts(12, 200)])
     source, windows = open_source(texts), [RowWindow(START, 7, 1500), RowWindow(START._replace(row=7), 5, 1100)]
     monkeypatch.setattr(order, "sorted_parts", None)
     for window, parts in plan(source, windows, Limits(7, 1 << 20, 1 << 20)):
         assert window == order.SortWindow(2, None)
-        assert [[one.number for one in part] for part in parts] == [list(range(1, 8)), list(range(8, 13))]
+        assert [[item.number for item in part] for part in parts] == [list(range(1, 8)), list(range(8, 13))]
     # One that is skipped leaves the next one in its place.
     skipped = plan(source, windows, Limits(7, 1 << 20, 2000))
     next(skipped)
-    assert [one.number for one in next(next(skipped)[1])] == list(range(8, 13))
+    assert [item.number for item in next(next(skipped)[1])] == list(range(8, 13))
     assert [len(list(parts)) for _, parts in plan(source, windows, Limits(7, 1 << 20, 2000))] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Files of scores with hidden states, states and interventions: the numbers of `LM.score`, row by row."""
+"""Files of scores with captures and interventions equal `LM.score` row by row."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from toy_scorer import interrupted
 
 import hybridlm
 from hybridlm import Intervention
@@ -57,43 +58,41 @@ def read_back(path: Path) -> list[dict[str, Any]]:
 def test_rows_have_what_score_returns(
     text_lm: hybridlm.LM, texts: Path, ending: str, positions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows that hold few rows; a row that cannot be scored has an error, and the others are as without it."""
+    """Small windows; an unscorable row has an error, and the others are unchanged."""
     monkeypatch.setattr(probed_rows, "MAX_CAPTURED_BYTES", 100_000 if positions == "all" else 20_000)
-    output, whole, windows = texts.parent / f"out.{ending}", text_lm.text_model.scores, list[int]()
+    output, full, windows = texts.parent / f"out.{ending}", text_lm.text_model.scores, list[int]()
 
-    def counted(ids: Any, **more: Any) -> Any:
+    def counted(ids: Any, **options: Any) -> Any:
         windows.append(len(ids))
-        return whole(ids, **more)
+        return full(ids, **options)
 
     monkeypatch.setattr(text_lm.text_model, "scores", counted)
     report = text_lm.score_file(texts, output, positions=positions, **READ)
     assert max(windows) == (1 if positions == "all" else 2) and sum(windows) == 4
-    monkeypatch.setattr(text_lm.text_model, "scores", whole)
+    monkeypatch.setattr(text_lm.text_model, "scores", full)
     rows = {row["id"]: row for row in read_back(output)}
     assert list(rows) == [line["id"] for line in LINES] and (report.texts, report.errors) == (4, 2)
     assert "600" in rows["c"]["error"] and "one completion" in rows["e"]["error"]
     scored = text_lm.score(list(GOOD.values()), positions=positions, **READ)
-    for id, one in zip(GOOD, scored, strict=True):
-        row, captured = rows[id], one.captured
-        assert captured is not None and row.get("error") is None and row["token_ids"] == list(one.token_ids)
+    for id, completion in zip(GOOD, scored, strict=True):
+        row, captured = rows[id], completion.captured
+        assert captured is not None and row.get("error") is None and row["token_ids"] == list(completion.token_ids)
         assert row["positions"] == captured.positions.tolist()
-        np.testing.assert_allclose(row["sum_logprob"], one.sum_logprob, atol=1e-3)
+        np.testing.assert_allclose(row["sum_logprob"], completion.sum_logprob, atol=1e-3)
         arrays = {f"hidden_states[{i}]": rows for i, rows in captured.hidden_states.items()} | dict(captured.states)
         for name, values in arrays.items():
             np.testing.assert_allclose(np.reshape(row[name], values.shape), values, atol=1e-4, err_msg=name)
 
 
-def test_a_run_goes_on_with_the_same_settings_alone(
-    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_with_the_same_settings_alone(text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch):
     output, runs = texts.parent / "out.jsonl", []
-    whole = text_lm.text_model.scores
+    scores = text_lm.text_model.scores
 
-    def stops(*given: Any, **more: Any) -> Any:
-        runs.append(given)
+    def stops(*args: Any, **options: Any) -> Any:
+        runs.append(args)
         if len(runs) == 2:
             raise KeyboardInterrupt
-        return whole(*given, **more)
+        return scores(*args, **options)
 
     monkeypatch.setattr(text_lm.text_model, "scores", stops)
     with pytest.raises(KeyboardInterrupt):
@@ -111,10 +110,10 @@ def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, texts: Path) -> None
         ("window", {"hidden_states": [1], "window": 0}),
         ("interventions.0.: layer: expected 0..1", {"interventions": [Intervention.scale_state(2, 0)]}),
     ]
-    for words, given in wrong:
+    for words, settings in wrong:
         with pytest.raises(ValueError, match=words):
-            text_lm.score_file(texts, texts.parent / "out.jsonl", **given)
-    assert [one.name for one in texts.parent.iterdir()] == ["in.jsonl"]
+            text_lm.score_file(texts, texts.parent / "out.jsonl", **settings)
+    assert [path.name for path in texts.parent.iterdir()] == ["in.jsonl"]
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -127,20 +126,20 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_rows_with_interventions_of_their_own(text_lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
-    """The bits of `score`, beside questions about distributions; the others keep theirs; nothing is recompiled."""
-    given = [{"token_ids": ids, "wanted": own} for ids, (own, _) in zip(TEXTS, CHANGES, strict=True)]
-    path, asked = write_rows(tmp_path / f"in.{ending}", given), dict[str, Any](top=2)
-    report = text_lm.score_file(path, tmp_path / f"out.{ending}", interventions="wanted", **asked)
+    """The bits of `score`, next to questions about distributions; nothing is recompiled."""
+    entries = [{"token_ids": ids, "wanted": own_value} for ids, (own_value, _) in zip(TEXTS, CHANGES, strict=True)]
+    path, request = write_rows(tmp_path / f"in.{ending}", entries), dict[str, Any](top=2)
+    report = text_lm.score_file(path, tmp_path / f"out.{ending}", interventions="wanted", **request)
     assert (report.texts, report.errors) == (4, 0)
-    expected = text_lm.score(TEXTS, interventions=[own for _, own in CHANGES], **asked)
-    plain = text_lm.score(TEXTS, **asked)
+    expected = text_lm.score(TEXTS, interventions=[own_value for _, own_value in CHANGES], **request)
+    plain = text_lm.score(TEXTS, **request)
     rows = read_back(tmp_path / f"out.{ending}")
-    for row, one, before, (_, own) in zip(rows, expected, plain, CHANGES, strict=True):
-        assert row["logprobs"][0] is None and row["logprobs"][1:] == one.logprobs[1:].tolist()
-        assert (row["logprobs"][1:] == before.logprobs[1:].tolist()) == (not own)
-    given[0]["wanted"], given[2]["wanted"] = CHANGES[2][0], CHANGES[0][0]
+    for row, score, initial, (_, local) in zip(rows, expected, plain, CHANGES, strict=True):
+        assert row["logprobs"][0] is None and row["logprobs"][1:] == score.logprobs[1:].tolist()
+        assert (row["logprobs"][1:] == initial.logprobs[1:].tolist()) == (not local)
+    entries[0]["wanted"], entries[2]["wanted"] = CHANGES[2][0], CHANGES[0][0]
     compiled = text_lm.stats["compiled"]
-    text_lm.score_file(write_rows(path, given), tmp_path / f"again.{ending}", interventions="wanted", **asked)
+    text_lm.score_file(write_rows(path, entries), tmp_path / f"again.{ending}", interventions="wanted", **request)
     assert text_lm.stats["compiled"] == compiled
 
 
@@ -150,27 +149,20 @@ def test_interventions_of_all_rows_beside_what_is_read(text_lm: hybridlm.LM, tex
     rows = {row["id"]: row for row in read_back(output)}
     assert (report.texts, report.errors) == (4, 2)
     scored = text_lm.score(list(GOOD.values()), interventions=changes, hidden_states=[2], entropy=True)
-    for id, one in zip(GOOD, scored, strict=True):
-        assert one.captured is not None
-        np.testing.assert_allclose(rows[id]["hidden_states[2]"], one.captured.hidden_states[2][0], atol=1e-4)
-        np.testing.assert_allclose(rows[id]["logprobs"][1:], one.logprobs[1:], atol=1e-4)
-        assert one.entropy is not None
-        np.testing.assert_allclose(rows[id]["entropy"][1:], one.entropy[1:], atol=1e-4)
+    for id, score in zip(GOOD, scored, strict=True):
+        assert score.captured is not None
+        np.testing.assert_allclose(rows[id]["hidden_states[2]"], score.captured.hidden_states[2][0], atol=1e-4)
+        np.testing.assert_allclose(rows[id]["logprobs"][1:], score.logprobs[1:], atol=1e-4)
+        assert score.entropy is not None
+        np.testing.assert_allclose(rows[id]["entropy"][1:], score.entropy[1:], atol=1e-4)
     with pytest.raises(ValueError, match="parts"):  # of a run with another vector
         _interrupted(text_lm, texts, changes, [Intervention.add(VECTOR + 1, hidden_state=1, positions=[0])])
 
 
 def _interrupted(lm: hybridlm.LM, texts: Path, first: list[Intervention], then: list[Intervention]) -> None:
-    whole, output, calls = lm.text_model.scores, texts.parent / "parts.jsonl", []
-
-    def stops(*given: Any, **more: Any) -> Any:
-        calls.append(given)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return whole(*given, **more)
-
+    output = texts.parent / "parts.jsonl"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm.text_model, "scores", stops)
+        patch.setattr(lm.text_model, "scores", interrupted(lm.text_model.scores, 1))
         with pytest.raises(KeyboardInterrupt):
             lm.score_file(texts, output, window=3, interventions=first)
     lm.score_file(texts, output, window=3, interventions=then)
@@ -186,12 +178,12 @@ def test_a_row_whose_interventions_are_wrong_has_an_error(text_lm: hybridlm.LM, 
         ("how[0]: vector: expected numbers", [{"kind": "add", "hidden_state": 1, "vector": [[1], [2, 3]]}]),
         ("how: expected a list of objects", "all"),
     ]
-    rows = [{"token_ids": [5, 6, 7], "how": given} for _, given in wrong] + [{"token_ids": [5, 6, 7]}]
+    rows = [{"token_ids": [5, 6, 7], "how": settings} for _, settings in wrong] + [{"token_ids": [5, 6, 7]}]
     path = write_rows(tmp_path / "in.jsonl", [*rows, {"token_ids": [5, 6, 7], "how": None}])
     report = text_lm.score_file(path, tmp_path / "out.jsonl", interventions="how")
     assert (report.texts, report.errors) == (1, len(wrong) + 1)
-    found = read_back(tmp_path / "out.jsonl")
-    for row, (words, _) in zip(found, wrong, strict=False):
+    result = read_back(tmp_path / "out.jsonl")
+    for row, (words, _) in zip(result, wrong, strict=False):
         assert words in row["error"], row
-    assert "how: expected interventions" in found[len(wrong)]["error"], "a field that is missing is not one of nothing"
-    assert found[-1]["logprobs"][1:] == text_lm.score([[5, 6, 7]])[0].logprobs[1:].tolist()
+    assert "how: expected interventions" in result[len(wrong)]["error"], "a field that is missing is not one of nothing"
+    assert result[-1]["logprobs"][1:] == text_lm.score([[5, 6, 7]])[0].logprobs[1:].tolist()

@@ -1,4 +1,4 @@
-"""Progress over files of texts: rows count by their bytes, and within a part by the computed tokens."""
+"""Progress over text files: bytes of rows, and computed tokens within a part."""
 
 import re
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_the_time_left_follows_the_tokens_of_a_part(
 
 
 def test_the_report_has_the_share_of_tokens(tmp_path: Path, text_lm: hybridlm.LM) -> None:
-    """Chunks of 5 tokens in 3 lanes: a text of 3 tokens takes 2 of 5 places, texts of 11 tokens take all."""
+    """Chunks of 5, 3 lanes: 3 tokens fill 2 of 5 places, 11 all."""
     shares = []
     for length in (3, 11):
         path = write_lines(tmp_path / f"{length}.jsonl", [{"token_ids": [5 + i] * length} for i in range(6)])

@@ -1,4 +1,4 @@
-"""Files of chosen ids, most likely ids, ranks and entropy: what `score` gives, in Parquet and JSON lines, and back."""
+"""Chosen ids, likely ids, ranks and entropy in Parquet and JSON lines, as `score` returns."""
 
 import json
 from pathlib import Path
@@ -26,11 +26,11 @@ ROWS = [
 ASKED: dict[str, Any] = {"top": 70, "entropy": True, "temperature": 1.5}
 
 
-def check_same(found: TokenLogprobs | None, expected: TokenLogprobs | None) -> None:
-    assert found is not None and expected is not None
+def check_same(actual: TokenLogprobs | None, expected: TokenLogprobs | None) -> None:
+    assert actual is not None and expected is not None
     for name in ("token_ids", "logprobs", "ranks", "offsets"):
-        mine, wanted = getattr(found, name), getattr(expected, name)
-        assert mine.dtype == wanted.dtype and mine.tobytes() == wanted.tobytes(), name
+        array, wanted = getattr(actual, name), getattr(expected, name)
+        assert array.dtype == wanted.dtype and array.tobytes() == wanted.tobytes(), name
 
 
 @pytest.fixture(scope="module")
@@ -57,57 +57,55 @@ def test_parquet_and_back(text_lm: hybridlm.LM, parquet: pa.Table) -> None:
         check_same(read[i], score.chosen)
         assert score.ranks is not None and score.entropy is not None
         assert [rank or 0 for rank in parquet["ranks"][i].as_py()] == score.ranks.tolist()
-        entropy = np.array([np.nan if one is None else one for one in parquet["entropy"][i].as_py()], np.float32)
+        entropy = np.array([np.nan if item is None else item for item in parquet["entropy"][i].as_py()], np.float32)
         assert entropy.tobytes() == score.entropy.tobytes()
-    again = hybridlm.to_table(expected)
-    for i, own in zip(good, hybridlm.token_logprobs(again, "chosen"), strict=True):
-        check_same(own, read[i])
-    assert again["ranks"].to_pylist() == [parquet["ranks"][i].as_py() for i in good]
+    repeat = hybridlm.to_table(expected)
+    for i, local in zip(good, hybridlm.token_logprobs(repeat, "chosen"), strict=True):
+        check_same(local, read[i])
+    assert repeat["ranks"].to_pylist() == [parquet["ranks"][i].as_py() for i in good]
     with pytest.raises(ValueError, match="^kind: "):
-        hybridlm.token_logprobs(again.drop_columns(["top_logprobs"]), "top")
+        hybridlm.token_logprobs(repeat.drop_columns(["top_logprobs"]), "top")
 
 
 def test_a_line_without_the_field_of_ids_is_refused(tmp_path: Path) -> None:
-    """A wrong name would otherwise compute nothing for any row; null says that a row asks for none."""
+    """A wrong name would compute nothing silently; null means that a row asks for none."""
     (tmp_path / "in.jsonl").write_text('{"text": "a", "wanted": null}\n{"text": "a"}\n')
     rows = open_source(tmp_path / "in.jsonl", RowFields("wanted")).rows(START)
     faults = [row.fault for row, _ in rows]
     assert faults == [None, "wanted: expected token ids, a list or null; found no field"]
 
 
-def test_json_lines_and_columns_of_parquet_say_the_same(
-    text_lm: hybridlm.LM, parquet: pa.Table, tmp_path: Path
-) -> None:
+def test_json_lines_and_columns_of_parquet_say_the_same(text_lm: hybridlm.LM, parquet: pa.Table, tmp_path: Path):
     rows = [ROWS[0], ROWS[4] | {"wanted": []}]
     columns = {name: [row.get(name) for row in rows] for name in ("id", "text", "prompt", "completion", "wanted")}
     pq.write_table(pa.table(columns), tmp_path / "in.parquet")
     text_lm.score_file(tmp_path / "in.parquet", tmp_path / "out.jsonl", token_ids="wanted", **ASKED)
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    for row, i in zip(found, (0, 4), strict=True):
+    results = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, i in zip(results, (0, 4), strict=True):
         for name in ("ranks", "top_token_ids", "chosen_token_ids", "chosen_ranks"):
             assert row[name] == parquet[name][i].as_py(), name
         for name in ("top_logprobs", "chosen_logprobs"):
-            mine, other = row[name], parquet[name][i].as_py()
-            np.testing.assert_allclose(sum(mine, []), sum(other, []), atol=1e-4)
+            actual, other = row[name], parquet[name][i].as_py()
+            np.testing.assert_allclose(sum(actual, []), sum(other, []), atol=1e-4)
 
 
 def test_ids_for_all_rows_and_common_beginnings(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     path, out = tmp_path / "in.jsonl", tmp_path / "out.parquet"
     texts = ["a text over several lines " + end for end in ("one", "two", "three")]
-    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in [*texts, "b"]))
+    path.write_text("".join(json.dumps({"text": item}) + "\n" for item in [*texts, "b"]))
     report = text_lm.score_file(path, out, token_ids=[5, 6], start=2)
     assert report.prefix_tokens_saved == 2 * 25 and report.errors == 1
     assert pq.read_table(out)["error"].to_pylist()[3].startswith("line 4: start: ")
     read = hybridlm.token_logprobs(pq.read_table(out), "chosen")
-    for one, text in zip(read, texts, strict=False):
-        assert one is not None and one.token_ids.tolist() == [5, 6] * (len(text) - 2)
+    for completion, text in zip(read, texts, strict=False):
+        assert completion is not None and completion.token_ids.tolist() == [5, 6] * (len(text) - 2)
 
 
 def test_a_run_continues_with_the_same_questions_only(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out, scored = tmp_path / "in.jsonl", tmp_path / "out.parquet", TextModel.scores
-    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in ["abc", "full", "stop"]))
+    path.write_text("".join(json.dumps({"text": item}) + "\n" for item in ["abc", "full", "stop"]))
 
     def interrupted(model: TextModel, ids: Any, *args: Any, **options: Any) -> list[hybridlm.Score]:
         if len(ids[0]) > 3:
@@ -121,13 +119,13 @@ def test_a_run_continues_with_the_same_questions_only(
     with pytest.raises(ValueError, match="distributions"):
         text_lm.score_file(path, out, window=1, top=3)
     assert text_lm.score_file(path, out, window=1, top=2).kept == 1
-    whole = text_lm.score_file(path, tmp_path / "whole.parquet", window=1, top=2)
-    assert whole.output.read_bytes() == out.read_bytes()
+    report = text_lm.score_file(path, tmp_path / "whole.parquet", window=1, top=2)
+    assert report.output.read_bytes() == out.read_bytes()
 
 
-@pytest.mark.parametrize("asked", [{"token_ids": "nothing"}, {"token_ids": [1 << 20]}, {"start": -1, "top": 1}])
-def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, tmp_path: Path, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"token_ids": "nothing"}, {"token_ids": [1 << 20]}, {"start": -1, "top": 1}])
+def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, tmp_path: Path, fields: dict[str, Any]) -> None:
     pq.write_table(pa.table({"text": ["abc"]}), tmp_path / "in.parquet")
-    with pytest.raises(ValueError, match=next(iter(asked))):
-        text_lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", **asked)
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        text_lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", **fields)
     assert not (tmp_path / "out.parquet").exists()

@@ -1,4 +1,4 @@
-"""Files of scores: every row answered in order, whatever is wrong with it; valid JSON only; files that are refused."""
+"""Files of scores: every row answered in order, strict JSON, refused files."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ from hybridlm.text_model import TokenCounts
 
 
 def run(folder: Path, lines: Iterable[Any], **settings: Any) -> tuple[list[dict[str, Any]], ScoreFileReport]:
-    """Score lines, objects or raw bytes, with a model that is none; returns the rows, read as strict JSON."""
+    """Score lines, objects or bytes without a model; return rows of strict JSON."""
     report = run_toy(TOY, write_lines(folder / "in.jsonl", lines), folder / "out.jsonl", **settings)
     return read_lines(folder / "out.jsonl"), report
 
@@ -97,7 +97,7 @@ def test_null_counts_as_absent(tmp_path: Path):
 
 
 def test_ids_used_twice(tmp_path: Path):
-    """Ids of equal hashes are duplicates only if they are equal: -1 and -2 have one hash, 2**61 and 1 another."""
+    """Equal hashes are no duplicates: -1 and -2 collide, as do 2**61 and 1."""
     ids = [-1, -2, 1, 2**61, "7", 7, None, None, "7", -2, "7"]
     assert hash(-1) == hash(-2) and hash(1) == hash(2**61)
     rows, _ = run(tmp_path, [{"id": id, "text": "a"} for id in ids])
@@ -120,7 +120,7 @@ def test_long_lines_make_short_windows(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_numbers_that_json_lacks(tmp_path: Path):
-    """A single token has no perplexity, another one is beyond a float, and an infinity is an error."""
+    """A single token has no perplexity; overflow and infinity are errors."""
     rows, report = run(tmp_path, [{"token_ids": [7]}, {"token_ids": [7, 254]}, {"token_ids": [7, 253, 3]}])
     assert [(row["logprobs"], row["sum_logprob"], row["perplexity"]) for row in rows[:2]] == [
         ([None], 0.0, None),
@@ -130,7 +130,7 @@ def test_numbers_that_json_lacks(tmp_path: Path):
 
 
 def test_ends_of_files_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A byte-order mark, Windows line ends, separators that only str.splitlines splits at, blank lines at the end."""
+    """Byte-order marks, Windows line ends, Unicode separators, blank lines at the end."""
     monkeypatch.setattr("hybridlm.score_files.lines.BLOCK_BYTES", 3)
     text = "a\u2028b"
     lines = [b'\xef\xbb\xbf{"text": "a"}\r', json.dumps({"text": text}, ensure_ascii=False).encode() + b"\r", b"", b" "]
@@ -194,7 +194,7 @@ def test_wrong_settings(tmp_path: Path, shard: str):
 
 @pytest.mark.parametrize("count", [2, 11])
 def test_shards_are_the_whole(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch):
-    """Shards one after the other are the whole, byte for byte; more shards than windows leave some without rows."""
+    """Concatenated shards equal the whole file; surplus shards have no rows."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     lines = [{"id": i, "text": str(i)} for i in range(23)]
     run(tmp_path, lines, window=3)
@@ -223,13 +223,13 @@ def test_lines_of_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_lines_of_progress_come_while_a_window_is_computed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
 ):
-    """One window may take hours; the number of tokens says that something happens."""
+    """One window may take hours; the number of tokens shows progress."""
     tokens, written = itertools.count(), threading.Event()
 
-    def line(*given: Any) -> str:
-        if given[-1] > 0:
+    def line(*args: Any) -> str:
+        if args[-1] > 0:
             written.set()
-        return progress_line(*given)
+        return progress_line(*args)
 
     def waiting(texts: Any) -> list[hybridlm.Score]:
         assert written.wait(60)
@@ -242,7 +242,7 @@ def test_lines_of_progress_come_while_a_window_is_computed(
     run_toy(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress="lines")
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"{verb}: 0% after \d+ s, \d+ tokens", lines[0]), lines
-    assert " 100% after" in lines[-1] and not any(" 100% after" in one for one in lines[:-1])
+    assert " 100% after" in lines[-1] and not any(" 100% after" in line for line in lines[:-1])
 
 
 def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
@@ -260,10 +260,10 @@ def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
     report = lm.score_file(tmp_path / "in.jsonl", str(tmp_path / "out.jsonl"))
     rows = read_lines(tmp_path / "out.jsonl")
     assert report == ScoreFileReport(tmp_path / "out.jsonl", texts=4, errors=4, tokens=17 + 1 + 7 + 3, kept=0)
-    for row, own in zip(rows, lm.score([*texts, [4, 5, 96]]), strict=False):
-        assert row["token_ids"] == own.token_ids and row["logprobs"][0] is None
-        assert row["logprobs"][1:] == own.logprobs[1:].tolist() and row["sum_logprob"] == own.sum_logprob
-        assert row["perplexity"] == (own.perplexity if len(own.token_ids) > 1 else None)
+    for row, completion in zip(rows, lm.score([*texts, [4, 5, 96]]), strict=False):
+        assert row["token_ids"] == completion.token_ids and row["logprobs"][0] is None
+        assert row["logprobs"][1:] == completion.logprobs[1:].tolist() and row["sum_logprob"] == completion.sum_logprob
+        assert row["perplexity"] == (completion.perplexity if len(completion.token_ids) > 1 else None)
     faults = [row["error"] for row in rows[4:]]
     assert faults[0] == "line 5: token_ids: token id 97 at index 0 is outside the vocabulary [0, 97)"
     assert faults[1].startswith("line 6: text: has 257 tokens, the context holds 256")
@@ -272,7 +272,7 @@ def test_of_a_model(tmp_path: Path, text_lm: hybridlm.LM):
 
 
 def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    """Everything that may be given in another way names itself; flags of XLA change bits, their order does not."""
+    """Every option with several spellings has one origin; XLA flags count in any order."""
     monkeypatch.setenv("XLA_FLAGS", "--b=1  --a=2")
     origin = text_lm.text_model.origin()
     assert origin["XLA_FLAGS"] == "--a=2 --b=1"

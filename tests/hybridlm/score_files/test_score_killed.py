@@ -1,4 +1,4 @@
-"""A hundred thousand rows of Parquet, scored by the command line, killed five times: the file of an undisturbed run."""
+"""The command scores 100,000 Parquet rows, killed five times: the undisturbed file."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Peak memory of scoring a file, measured in a process of its own: it does not hold the file, nor what it writes."""
+"""Peak memory of a scoring process excludes the input and output file."""
 
 import json
 import os
@@ -32,15 +32,15 @@ def test_neither_input_nor_output_is_held(tmp_path: Path, root: Path, ending: st
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "reference" / "processes")]),
         "JAX_PLATFORMS": "cpu",
-        # What is freed goes back at once: otherwise allocators keep more than what is held.
+        # Freed memory goes back at once: otherwise allocators keep more than the live memory.
         "ARROW_DEFAULT_MEMORY_POOL": "system",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_TRIM_THRESHOLD_": "0",
         "MALLOC_MMAP_THRESHOLD_": "65536",
     }
     command = [sys.executable, score_memory.__file__, input, output]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["rows"] == score_memory.ROWS
-    assert 10 * MB < found["peak"] - found["before"] < limit, f"{(found['peak'] - found['before']) / MB:.0f} MB"
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert process.returncode == 0, process.stderr
+    record = json.loads(process.stdout)
+    assert record["rows"] == score_memory.ROWS
+    assert 10 * MB < record["peak"] - record["before"] < limit, f"{(record['peak'] - record['before']) / MB:.0f} MB"

@@ -1,4 +1,4 @@
-"""Parquet in and out: the same rows as JSON lines, every type that a column may have, every fault named."""
+"""Parquet in and out: the rows of JSON lines, every column type, every fault named."""
 
 import math
 import random
@@ -47,11 +47,11 @@ def test_all_formats_hold_the_same_rows(tmp_path: Path):
 
 
 def _plain(row: dict[str, Any], first: int) -> dict[str, Any]:
-    """A row without what is null, rows of tables counted as lines are."""
-    found = {key: value for key, value in row.items() if value is not None}
-    if "error" in found:
-        found["error"] = re.sub(r"^(line|row) (\d+)", lambda match: f"line {int(match[2]) + first}", found["error"])
-    return found
+    """Return a row without nulls; tables count rows as lines."""
+    result = {key: value for key, value in row.items() if value is not None}
+    if "error" in result:
+        result["error"] = re.sub(r"^(line|row) (\d+)", lambda match: f"line {int(match[2]) + first}", result["error"])
+    return result
 
 
 def test_columns_of_the_output(tmp_path: Path):
@@ -120,7 +120,7 @@ def test_column_that_is_there_twice(tmp_path: Path):
 
 
 def test_bad_rows(tmp_path: Path):
-    """Nulls, both, no UTF-8 and ids used twice are rows with an error; the others are scored."""
+    """Nulls, doubles, invalid UTF-8 and repeated ids are error rows; others are scored."""
     broken = pa.Array.from_buffers(pa.string(), 6, pa.array(["a", "b", "?", "d", "e", "f"]).buffers())
     buffers = broken.buffers()
     buffers[2] = pa.py_buffer(b"ab\xffdef")
@@ -153,7 +153,7 @@ def test_message_that_utf8_cannot_hold(tmp_path: Path):
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "page"])
 def test_damaged_file(tmp_path: Path, damage: str):
-    """The file is refused before or while it is read; an output that was there stays."""
+    """The file is refused; an existing output stays."""
     path = table({"text": [f"text {i}" for i in range(3000)]}, tmp_path / "in.parquet", use_dictionary=False)
     content = path.read_bytes()
     middle = content[:200] + bytes(len(content) // 2) + content[200 + len(content) // 2 :]
@@ -165,7 +165,7 @@ def test_damaged_file(tmp_path: Path, damage: str):
 
 
 def test_continues_inside_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Wherever windows, row groups and batches begin; gathered groups of the output hold all rows in order."""
+    """Windows, row groups and batches begin anywhere; gathered groups keep row order."""
     monkeypatch.setattr("hybridlm.score_files.parquet.BATCH_ROWS", 5)
     monkeypatch.setattr("hybridlm.score_files.parquet.MAX_GROUP_ROWS", 8)
     path = table(
@@ -187,13 +187,13 @@ def test_continues_inside_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyP
         except ZeroDivisionError:
             runs += 1
     assert runs > 4 and output.read_bytes() == (tmp_path / "whole.parquet").read_bytes()
-    found = pq.ParquetFile(output)
-    assert found.read().column("id").to_pylist() == list(range(40))
-    assert [found.metadata.row_group(i).num_rows for i in range(found.num_row_groups)] == [9, 9, 9, 9, 4]
+    parquet_file = pq.ParquetFile(output)
+    assert parquet_file.read().column("id").to_pylist() == list(range(40))
+    assert [parquet_file.metadata.row_group(i).num_rows for i in range(parquet_file.num_row_groups)] == [9, 9, 9, 9, 4]
 
 
 def test_shards(tmp_path: Path):
-    """Together they hold the rows of the whole file; one without rows is a file that can be read."""
+    """Together the shards hold all rows; an empty shard is a readable file."""
     path = table({"id": list(range(7)), "text": [str(i) for i in range(7)]}, tmp_path / "in.parquet")
     outputs = [run_toy(TOY, path, tmp_path / "out.parquet", window=3, shard=f"{i}/4").output for i in range(4)]
     assert [pq.read_table(output).column("id").to_pylist() for output in outputs] == [[], [0, 1, 2], [3, 4, 5], [6]]
@@ -203,6 +203,6 @@ def test_shards(tmp_path: Path):
 def test_a_list_of_completions_is_an_error_and_not_its_first_one(tmp_path: Path) -> None:
     rows = [{"prompt": "a", "completion": ["b", "c"]}, {"text": "ab"}]
     report = run_toy(TOY, write_lines(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
-    several, one = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert (report.texts, report.errors) == (1, 1) and several["logprobs"] is None and one["error"] is None
+    several, item = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert (report.texts, report.errors) == (1, 1) and several["logprobs"] is None and item["error"] is None
     assert "write .jsonl" in several["error"]

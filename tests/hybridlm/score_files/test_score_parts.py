@@ -1,4 +1,4 @@
-"""Parts of an interrupted run: who may continue it, and that nothing is lost, doubled or damaged."""
+"""Parts of an interrupted run: allowed continuations, and nothing lost, doubled or damaged."""
 
 import errno
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
+from toy_scorer import TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
 from hybridlm.files.parts import Parts
@@ -30,22 +30,14 @@ LINES = [{"id": i, "text": str(i)} for i in range(9)]
 
 @pytest.fixture
 def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nine lines, which are three windows of three; nothing has to reach the disk in a test."""
+    """Nine lines in three windows of three; tests need no fsync."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     return write_lines(tmp_path / "in.jsonl", LINES)
 
 
 def stopping(windows: int, error: BaseException | None = None) -> RowTask:
     """Raises after so many windows."""
-    seen = []
-
-    def some(texts: Sequence[tuple[int, ...]]) -> list[hybridlm.Score]:
-        seen.append(len(texts))
-        if len(seen) > windows:
-            raise error or Stopped
-        return score(texts)
-
-    return toy(some)
+    return toy(interrupted(score, windows, error=error or Stopped()))
 
 
 def interrupt(texts: Path, output: Path, windows: int = 2, **settings: Any) -> Path:
@@ -60,8 +52,8 @@ def test_killed_at_every_moment(tmp_path: Path):
     command = [sys.executable, REFERENCE / "processes" / "kill_scoring.py", tmp_path]
     package = str(Path(hybridlm.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": package, "PYTHONWARNINGS": "ignore", "OPENBLAS_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and int(done.stdout) > 40, done.stdout + done.stderr
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0 and int(process.stdout) > 40, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
@@ -73,32 +65,32 @@ def test_continues(texts: Path, output: str, windows: int):
     folder = interrupt(texts, path, windows)
     assert path.read_text() == "older" and len(list(folder.glob("part-*"))) == windows
     scored = []
-    rest = toy(lambda texts: [scored.append(one) or score([one])[0] for one in texts])
+    rest = toy(lambda texts: [scored.append(text) or score([text])[0] for text in texts])
     report = run_toy(rest, texts, path, window=3)
     assert (report.kept, report.texts, len(scored)) == (3 * windows, 9, 9 - 3 * windows)
     assert path.read_bytes() == texts.with_name(f"whole-{output}").read_bytes() and not folder.exists()
 
 
 def test_continues_with_a_model(texts: Path, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    """300 rows of several lengths, stopped twice: bit for bit what an undisturbed run writes."""
+    """300 rows of several lengths, stopped twice, equal the undisturbed run bit for bit."""
     lines = [{"id": i, "text": "Ada has the kite. "[: 2 + i % 5]} for i in range(300)]
     write_lines(texts, lines)
-    whole, output = texts.with_name("whole.jsonl"), texts.with_name("out.jsonl")
-    text_lm.score_file(texts, whole, window=64)
-    real, kept = text_lm.text_model.scores, []
+    path, output = texts.with_name("whole.jsonl"), texts.with_name("out.jsonl")
+    text_lm.score_file(texts, path, window=64)
+    real, saved = text_lm.text_model.scores, []
     for windows in (1, 2):
         calls = iter([True] * windows)
         monkeypatch.setattr(
             text_lm.text_model,
             "scores",
-            lambda *given, calls=calls, **options: real(*given, **options) if next(calls, False) else 1 / 0,
+            lambda *args, calls=calls, **options: real(*args, **options) if next(calls, False) else 1 / 0,
         )
         with pytest.raises(ZeroDivisionError) as raised:
             text_lm.score_file(texts, output, window=64)
-        kept.append(raised.value.__notes__[-1].split(" rows")[0])
+        saved.append(raised.value.__notes__[-1].split(" rows")[0])
     monkeypatch.setattr(text_lm.text_model, "scores", real)
-    assert kept == ["64", "192"] and text_lm.score_file(texts, output, window=64).kept == 192
-    assert output.read_bytes() == whole.read_bytes() and [row["id"] for row in read_lines(output)] == list(range(300))
+    assert saved == ["64", "192"] and text_lm.score_file(texts, output, window=64).kept == 192
+    assert output.read_bytes() == path.read_bytes() and [row["id"] for row in read_lines(output)] == list(range(300))
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
@@ -114,14 +106,14 @@ def test_refuses_to_continue(texts: Path, case: str):
     changes, message = CHANGES[case]
     output = texts.with_name("out.jsonl")
     folder = interrupt(texts, output)
-    before = {path.name: path.read_bytes() for path in folder.glob("[pm]*")}
+    initial = {path.name: path.read_bytes() for path in folder.glob("[pm]*")}
     write_lines(texts, changes.get("lines", LINES))
     scorer = replace(TOY, origin=changes.get("origin", TOY.origin))
     window = changes.get("window", 3)
     with pytest.raises(ValueError, match=message) as raised:
         run_toy(scorer, texts, output, window=window)
     assert "--restart" in str(raised.value) and not hasattr(raised.value, "__notes__")
-    assert {path.name: path.read_bytes() for path in folder.glob("[pm]*")} == before
+    assert {path.name: path.read_bytes() for path in folder.glob("[pm]*")} == initial
     report = run_toy(scorer, texts, output, window=window, restart=True)
     assert report.kept == 0 and len(read_lines(output)) == report.texts and not folder.exists()
 
@@ -181,7 +173,7 @@ def test_one_process_at_a_time(texts: Path):
 
 
 def test_strict_stops_and_goes_on(texts: Path):
-    """Rows before the bad one stay; with --strict what has an error is refused again, without it is continued."""
+    """Rows before a bad row stay; strict runs refuse it again, others continue."""
     write_lines(texts, [*LINES[:4], {"id": "long", "text": "123456789"}, *LINES[4:]])
     output = texts.with_name("out.jsonl")
     with pytest.raises(ValueError, match="line 5: text: has 9 tokens") as raised:
@@ -213,14 +205,14 @@ def test_damaged_part(texts: Path, damage: str):
 
 
 def test_torn_manifest(texts: Path):
-    """A line that was being written is cut off, and its part made again; another format is refused."""
+    """A torn line is cut off and its part remade; other formats are refused."""
     output = texts.with_name("out.jsonl")
     manifest = interrupt(texts, output) / "manifest.jsonl"
-    whole = manifest.read_bytes()
-    manifest.write_bytes(whole[:-9])
+    full = manifest.read_bytes()
+    manifest.write_bytes(full[:-9])
     assert run_toy(TOY, texts, output, window=3).kept == 3
     interrupt(texts, output)
-    for content in (whole.replace(b'"format": 1', b'"format": 2'), b"no json\n" + whole):
+    for content in (full.replace(b'"format": 1', b'"format": 2'), b"no json\n" + full):
         manifest.write_bytes(content)
         with pytest.raises(ValueError, match=r"format of the manifest: 2 there, 1 now|manifest\.jsonl: cannot be read"):
             run_toy(TOY, texts, output, window=3)
@@ -238,7 +230,7 @@ def test_somebody_elses_folder(texts: Path):
 
 
 def test_finished_run_is_not_done_again(texts: Path, monkeypatch: pytest.MonkeyPatch):
-    """Killed between the output and the end of its parts, the same command only tidies up; another one begins."""
+    """After a kill between output and cleanup, a repeat only cleans up."""
     output, folder = texts.with_name("out.jsonl"), texts.with_name("out.jsonl.parts")
     leave = Parts.leave
     for origin in ("toy", "other"):
@@ -257,13 +249,13 @@ def test_no_room(texts: Path):
     write_lines(texts, [*LINES, {"id": "x" * 5000, "text": "a"}])
     output = texts.with_name("out.jsonl")
     output.write_text("older")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limit[1]))
     try:
         with pytest.raises(OSError) as raised:
             run_toy(TOY, texts, output, window=3)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert raised.value.errno == errno.EFBIG and Path(raised.value.filename).name == "part-000003.jsonl"
     assert "9 rows are kept in" in raised.value.__notes__[-1] and output.read_text() == "older"
     assert run_toy(TOY, texts, output, window=3).kept == 9
@@ -271,8 +263,8 @@ def test_no_room(texts: Path):
 
 def test_full_disk(texts: Path, monkeypatch: pytest.MonkeyPatch):
     """Whichever write fails."""
-    whole = texts.with_name("whole.jsonl")
-    run_toy(TOY, texts, whole, window=3)
+    complete = texts.with_name("whole.jsonl")
+    run_toy(TOY, texts, complete, window=3)
     fsync = os.fsync
     for failing in range(20):
         calls = iter(range(100))
@@ -290,7 +282,7 @@ def test_full_disk(texts: Path, monkeypatch: pytest.MonkeyPatch):
         except OSError as error:
             assert error.errno == errno.ENOSPC and error.filename is not None
         monkeypatch.setattr(os, "fsync", fsync)
-        assert run_toy(TOY, texts, output, window=3).texts == 9 and output.read_bytes() == whole.read_bytes()
+        assert run_toy(TOY, texts, output, window=3).texts == 9 and output.read_bytes() == complete.read_bytes()
         output.unlink()
     assert 8 < failing < 19
 
@@ -299,12 +291,10 @@ def test_parts_reach_the_disk_before_the_manifest_names_them(texts: Path, monkey
     order: list[str] = []
 
     def sync(descriptor: int) -> None:
-        found = [path.name for path in (texts.parent, *texts.parent.rglob("*")) if same(path, descriptor)]
-        order.extend(found)
+        results = [path.name for path in (texts.parent, *texts.parent.rglob("*")) if is_same(path, descriptor)]
+        order.extend(results)
 
-    def same(path: Path, descriptor: int) -> bool:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-
+    is_same = lambda path, descriptor: os.path.samestat(path.stat(), os.fstat(descriptor))
     monkeypatch.setattr(os, "fsync", sync)
     rename = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (order.append("rename"), rename(*paths)))

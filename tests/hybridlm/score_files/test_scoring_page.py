@@ -1,4 +1,4 @@
-"""The commands of docs/scoring.md run as they stand, in their order, with the model that comes with the package."""
+"""The commands of docs/scoring.md run in order with the packaged model."""
 
 import json
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.long
 
 
 def write_reward_model(directory: Path) -> Path:
-    """The small model with a head of one label, which the page leaves to the reader."""
+    """The small model with a one-label head; the page leaves it to the reader."""
     shutil.copytree(hybridlm.demo.path(), directory)
     tensors = load_file(directory / "model.safetensors")
     hidden = json.loads((directory / "config.json").read_text())["hidden_size"]
@@ -36,7 +36,7 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
     names = {"$MODEL": str(hybridlm.demo.path()), "$REWARD_MODEL": str(write_reward_model(tmp_path / "rewards"))}
     assert blocks.startswith('MODEL=$(python -c "import hybridlm; print(hybridlm.demo.path())")\n')
     monkeypatch.chdir(tmp_path)
-    done: list[str] = []
+    results: list[str] = []
     for name, content, command in re.findall(
         r"^cat > (\S+) <<'END'\n(.*?)^END$|^(hybridlm [^\n]*)$", blocks, re.M | re.S
     ):
@@ -45,11 +45,13 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
             continue
         words = shlex.split(command)
         arguments = [names.get(word, word) for word in words[1:]]
-        own = [] if "quantise" in words else ["--context", "256", "--chunk", "16", "--lanes", "4", "--dtype", "float32"]
-        found = CliRunner().invoke(app, [*arguments, *own])
-        assert found.exit_code == 0, (command, found.output)
-        done.append(words[1])
-    assert done == ["score", "embed", "score", "quantise", "divergence", "classify", "decide", "batch"]
+        local = (
+            [] if "quantise" in words else ["--context", "256", "--chunk", "16", "--lanes", "4", "--dtype", "float32"]
+        )
+        output = CliRunner().invoke(app, [*arguments, *local])
+        assert output.exit_code == 0, (command, output.output)
+        results.append(words[1])
+    assert results == ["score", "embed", "score", "quantise", "divergence", "classify", "decide", "batch"]
     rows = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in Path().glob("*.jsonl")}
     assert [len(rows[name]) for name in ("scores", "divergence", "rewards", "answers")] == [2] * 4
     assert pq.read_table("vectors.parquet").num_rows == 2
@@ -63,5 +65,5 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
     assert list(first["tone"]["probabilities"]) == ["calm", "angry"]
     assert second["urgent"]["legend"] == {"0": "can wait", "1": "this week", "2": "today"}
     assert 0 < second["urgent"]["score"] < 2
-    said = [row["response"]["body"]["choices"][0]["text"] for row in rows["forms"]]
-    assert said[0] == " Ada" and re.fullmatch(" [0-9]{2}", said[1])
+    messages = [row["response"]["body"]["choices"][0]["text"] for row in rows["forms"]]
+    assert messages[0] == " Ada" and re.fullmatch(" [0-9]{2}", messages[1])

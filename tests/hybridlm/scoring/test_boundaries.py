@@ -41,7 +41,7 @@ def reader(tokenizer: Tokenizer, context: int = 256) -> ItemReader:
 
 
 def check_boundary(kind: str, prompt: str, completion: str) -> None:
-    """Check the scored ids of a prompt and a completion against the joined ids and their bytes."""
+    """Check scored ids of a prompt and completion against joined ids and bytes."""
     tokenizer = tokenizer_of(kind)
     ((ids, first, *shift),) = reader(tokenizer).read({"prompt": prompt, "completion": completion}, "item")
     added = tokenizer.encode("")[kind.count("bos") :]
@@ -94,8 +94,7 @@ def test_boundaries(kind: str, prompt: str, completion: str, shift: int):
     tokenizer = tokenizer_of(kind)
     ((ids, first, *shifts),) = reader(tokenizer).read({"prompt": prompt, "completion": completion}, "item")
     assert shifts == [shift]
-    text = tokenizer.decode(ids[first:])
-    assert text.endswith(completion.removeprefix("<s>").removeprefix("s>"))
+    assert tokenizer.decode(ids[first:]).endswith(completion.removeprefix("<s>").removeprefix("s>"))
     assert ids.count(tokenizer.bos_token_id) <= 1
     assert ids[-1] != tokenizer.eos_token_id
 
@@ -122,7 +121,7 @@ def chat_lm(merging_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def check_numbers(lm: hybridlm.LM, score: hybridlm.Score, text: str, ending: str) -> None:
-    """Check that the scored tokens end the text, decode to its ending and have the numbers of `forward`."""
+    """Check that scored tokens decode to the ending and match `forward`."""
     assert lm.tokenizer is not None
     ids = lm.tokenizer.encode(text)
     assert ids[-len(score.token_ids) :] == score.token_ids
@@ -135,10 +134,10 @@ def check_numbers(lm: hybridlm.LM, score: hybridlm.Score, text: str, ending: str
 
 
 def test_a_token_that_spans_prompt_and_completion_is_scored(merging_lm: hybridlm.LM):
-    apart, score, _ = merging_lm.score([{"prompt": "the", "completion": " quick brown fox"}, QUESTION, "the"])
+    separate, score, _ = merging_lm.score([{"prompt": "the", "completion": " quick brown fox"}, QUESTION, "the"])
     check_numbers(merging_lm, score, "the quick brown fox", " quick brown fox")
     assert (score.prefix_tokens, score.boundary_shift, score.first_predicted) == (1, 2, 0)
-    assert apart.boundary_shift == 0 and apart.logprobs.tobytes() == score.logprobs.tobytes()
+    assert separate.boundary_shift == 0 and separate.logprobs.tobytes() == score.logprobs.tobytes()
 
 
 def test_a_token_that_spans_the_whole_prompt_follows_the_prefix(merging_lm: hybridlm.LM):
@@ -149,8 +148,8 @@ def test_a_token_that_spans_the_whole_prompt_follows_the_prefix(merging_lm: hybr
 
 
 def test_positions_count_from_the_scored_tokens(merging_lm: hybridlm.LM):
-    asked: dict[str, Any] = {"token_ids": [5, 6], "start": 1, "hidden_states": [1], "positions": "all"}
-    (score,) = merging_lm.score([QUESTION], **asked)
+    request: dict[str, Any] = {"token_ids": [5, 6], "start": 1, "hidden_states": [1], "positions": "all"}
+    (score,) = merging_lm.score([QUESTION], **request)
     assert score.chosen is not None and score.captured is not None and score.ranks is not None
     count = len(score.token_ids)
     assert np.diff(score.chosen.offsets).tolist() == [0] + [2] * (count - 1)
@@ -178,8 +177,8 @@ def test_answers_of_chats(chat_lm: Any, family: str):
     lm = chat_lm(TEMPLATES[family].replace("<SPECIAL_11>", "<|im_start|>"))
     (score,) = lm.score([{"messages": ANSWERED}])
     assert lm.tokenizer is not None
-    whole = lm.tokenizer.apply_chat_template(ANSWERED, add_generation_prompt=False)
-    text = whole[: whole.rindex(END) + len(END)] if END in whole else whole
+    full = lm.tokenizer.apply_chat_template(ANSWERED, add_generation_prompt=False)
+    text = full[: full.rindex(END) + len(END)] if END in full else full
     answer = lm.tokenizer.decode(score.token_ids, skip_special_tokens=False)
     check_numbers(lm, score, text, answer)
     thoughts = "\n\n</think>\n\n" if family.startswith("qwen") else ""

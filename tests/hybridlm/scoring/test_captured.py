@@ -1,4 +1,4 @@
-"""Hidden states and states that scoring reads: against `forward`, in files, with the bits of the scores unchanged."""
+"""Captured hidden states and states: equal to `forward`, in files, without changing scores."""
 
 import gc
 import re
@@ -25,7 +25,7 @@ MODELS = ["dense", *(pytest.param(name, marks=pytest.mark.long) for name in ("ne
 
 @pytest.fixture(scope="module", params=MODELS)
 def lm(request: pytest.FixtureRequest, text_lm: hybridlm.LM) -> hybridlm.LM:
-    """Families of every kind of state; the last three of the long run have no cache dtype of their own."""
+    """Families of every kind of state; the long run adds three without cache dtype."""
     if request.param == "dense":
         return text_lm
     return hybridlm.load(GOLDEN / request.param, lanes=3, context=140, dtype="float32", chunk=5)
@@ -47,9 +47,9 @@ def states_of(output: hybridlm.ForwardOutput) -> dict[tuple[int, str], np.ndarra
 
 def test_it_reads_what_forward_computes(lm: hybridlm.LM) -> None:
     layers = list(range(lm.config.num_layers + 1))
-    found = lm.score(TEXTS, hidden_states=layers, states=True, positions=[[3, 12], [0], [5], [0, 4, 5]])
-    for text, one, positions in zip(TEXTS, found, ([3, 12], [0], [5], [0, 4, 5]), strict=True):
-        captured = one.captured
+    scores = lm.score(TEXTS, hidden_states=layers, states=True, positions=[[3, 12], [0], [5], [0, 4, 5]])
+    for text, item, positions in zip(TEXTS, scores, ([3, 12], [0], [5], [0, 4, 5]), strict=True):
+        captured = item.captured
         assert captured is not None and captured.positions.tolist() == positions
         output = lm.forward(text, return_states=True)
         for i in layers:
@@ -60,82 +60,80 @@ def test_it_reads_what_forward_computes(lm: hybridlm.LM) -> None:
             expected = states_of(output) if last else states_after(lm, text[: position + 1])
             assert set(map(parse_path, captured.states)) == set(expected) and expected
             for (layer, array), values in expected.items():
-                kept = captured.state(layer, array)[row]
-                assert kept.dtype == values.dtype and kept.shape == values.shape
-                np.testing.assert_allclose(kept.astype(np.float32), values.astype(np.float32), atol=2e-4, rtol=2e-3)
+                saved = captured.state(layer, array)[row]
+                assert saved.dtype == values.dtype and saved.shape == values.shape
+                np.testing.assert_allclose(saved.astype(np.float32), values.astype(np.float32), atol=2e-4, rtol=2e-3)
         assert captured.dims and all(dims[0] == "position" for dims in captured.dims.values())
 
 
 def test_what_is_read_depends_on_no_other_text(text_lm: hybridlm.LM) -> None:
     plain = text_lm.score(TEXTS)
     read = text_lm.score(TEXTS, hidden_states=[1, 2], positions="all")
-    for one, other in zip(plain, read, strict=True):
-        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
-        assert other.captured is not None and other.captured.positions.tolist() == list(range(len(one.token_ids)))
-    others = text_lm.score([[5] * 9, TEXTS[2], [6], [7] * 20], hidden_states=[1, 2], positions="all")[1].captured
-    beside = read[2].captured
-    assert others is not None and beside is not None
-    assert all(others.hidden_states[i].tobytes() == beside.hidden_states[i].tobytes() for i in (1, 2))
+    for score, other in zip(plain, read, strict=True):
+        np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-5)
+        assert other.captured is not None and other.captured.positions.tolist() == list(range(len(score.token_ids)))
+    captured = text_lm.score([[5] * 9, TEXTS[2], [6], [7] * 20], hidden_states=[1, 2], positions="all")[1].captured
+    neighbour = read[2].captured
+    assert captured is not None and neighbour is not None
+    assert all(captured.hidden_states[i].tobytes() == neighbour.hidden_states[i].tobytes() for i in (1, 2))
 
 
 def test_each_state_is_that_of_its_position_among_others(text_lm: hybridlm.LM) -> None:
     every = text_lm.score([TEXTS[0], TEXTS[2], TEXTS[1]], states=True, positions="all")
-    for text, one in zip((TEXTS[0], TEXTS[2]), every[:2], strict=True):
-        assert one.captured is not None and not one.captured.hidden_states
-        for position in {0, 5, len(text) - 1}:  # lengths of the texts, whose programs there are
+    for text, item in zip((TEXTS[0], TEXTS[2]), every[:2], strict=True):
+        assert item.captured is not None and not item.captured.hidden_states
+        for position in {0, 5, len(text) - 1}:  # lengths of the texts that have programs
             expected = states_after(text_lm, text[: position + 1])[0, "recurrent"]
-            np.testing.assert_allclose(one.captured.state(0)[position], expected, atol=1e-5)
+            np.testing.assert_allclose(item.captured.state(0)[position], expected, atol=1e-5)
 
 
 def test_positions_are_operands(text_lm: hybridlm.LM) -> None:
-    def compiled() -> int:
-        return len(text_lm.engine.programs.shapes)
-
+    compiled = lambda: len(text_lm.engine.programs.shapes)
     first = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[[4], [0], [3]])
     count = compiled()
     mask = np.arange(13) == 9
-    again = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[mask, "last", [1]])
+    scores = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[mask, "last", [1]])
     assert compiled() == count
-    assert [one.captured and one.captured.positions.tolist() for one in again] == [[9], [0], [1]]
+    assert [item.captured and item.captured.positions.tolist() for item in scores] == [[9], [0], [1]]
     assert first[0].captured is not None and first[0].captured.hidden_states[2].shape == (1, text_lm.config.hidden_size)
 
 
 @pytest.mark.long
 def test_behind_a_prefix_and_a_prompt(text_lm: hybridlm.LM) -> None:
-    whole = text_lm.score([TEXTS[0]], hidden_states=[2], states=True)[0].captured
+    captured = text_lm.score([TEXTS[0]], hidden_states=[2], states=True)[0].captured
     prefix = text_lm.prefix(TEXTS[0][:6])
     rest = text_lm.score([TEXTS[0][6:]], prefix=prefix, hidden_states=[2], states=True)[0].captured
     item = {"prompt": TEXTS[0][:6], "completion": TEXTS[0][6:]}
     answer = text_lm.score([item], hidden_states=[2], positions="all")[0].captured
-    assert whole is not None and rest is not None and answer is not None
-    assert whole.positions.tolist() == rest.positions.tolist() == [12]
-    np.testing.assert_allclose(rest.hidden_states[2], whole.hidden_states[2], atol=1e-4)
-    np.testing.assert_allclose(rest.state(0), whole.state(0), atol=1e-5)
+    assert captured is not None and rest is not None and answer is not None
+    assert captured.positions.tolist() == rest.positions.tolist() == [12]
+    np.testing.assert_allclose(rest.hidden_states[2], captured.hidden_states[2], atol=1e-4)
+    np.testing.assert_allclose(rest.state(0), captured.state(0), atol=1e-5)
     assert answer.positions.tolist() == list(range(6, 13))
     with pytest.raises(ValueError, match="6..12"):
         text_lm.score([TEXTS[0][6:]], prefix=prefix, states=True, positions=[5])
 
 
 def test_nothing_is_compiled_for_other_layers_and_positions(text_lm: hybridlm.LM) -> None:
-    """Nor for fewer of them; what is returned is what `forward` has there."""
+    """Other layers, positions and counts compile nothing; captures equal `forward`."""
     stream = text_lm.forward(TEXTS[0]).hidden_states
     text_lm.score(TEXTS, hidden_states=[0, 2], positions=[[3, 12], [], [5, 1], [0, 10]])
     compiled = text_lm.stats["compiled"]
     for layers, positions in (([1, 2], [2, 11]), ([0, 1], [3, 12]), ([2, 1], [0, 1])):
-        found = text_lm.score(TEXTS, hidden_states=layers, positions=[positions, [0], [], [4]])[0].captured
-        assert found is not None and sorted(found.hidden_states) == sorted(layers)
-        for layer, rows in found.hidden_states.items():
+        captured = text_lm.score(TEXTS, hidden_states=layers, positions=[positions, [0], [], [4]])[0].captured
+        assert captured is not None and sorted(captured.hidden_states) == sorted(layers)
+        for layer, rows in captured.hidden_states.items():
             np.testing.assert_allclose(rows, np.asarray(stream[layer])[positions], atol=2e-4, rtol=2e-4)
     assert text_lm.stats["compiled"] == compiled
 
 
 def test_files_hold_what_memory_would(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"hidden_states": [0, 2], "states": True, "positions": [[1, 5], [], [5], "last"]}
-    kept = text_lm.score(TEXTS, **settings)
+    scores = text_lm.score(TEXTS, **settings)
     written = text_lm.score(TEXTS, **settings, capture_to=tmp_path / "texts")
     assert sorted(path.name for path in (tmp_path / "texts").iterdir()) == [f"{i:06}.safetensors" for i in (0, 2, 3)]
-    assert kept[1].captured is None and written[1].captured is None
-    for memory, file in ((kept[i].captured, written[i].captured) for i in (0, 2, 3)):
+    assert scores[1].captured is None and written[1].captured is None
+    for memory, file in ((scores[i].captured, written[i].captured) for i in (0, 2, 3)):
         assert memory is not None and file is not None and file.path is not None
         arrays = load_file(file.path)
         assert arrays["positions"].tolist() == memory.positions.tolist()
@@ -152,14 +150,14 @@ def test_files_hold_what_memory_would(text_lm: hybridlm.LM, tmp_path: Path) -> N
 
 
 def test_more_files_than_a_process_may_open(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    """Those of sequences that have ended are closed; their arrays are read when they are used."""
+    """Files of finished sequences are closed; their arrays are read on use."""
     settings: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": [0]}
     text_lm.score(TEXTS[2:3] * 4, **settings)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 50, hard))
     try:
-        found = text_lm.score(TEXTS[2:3] * 60, **settings, capture_to=tmp_path / "texts")
-        states = [one.captured.state(0).tobytes() for one in found if one.captured is not None]
+        scores = text_lm.score(TEXTS[2:3] * 60, **settings, capture_to=tmp_path / "texts")
+        states = [item.captured.state(0).tobytes() for item in scores if item.captured is not None]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(states) == 60 and set(states) == {states[0]}
@@ -170,7 +168,7 @@ def test_more_files_than_a_process_may_open(text_lm: hybridlm.LM, tmp_path: Path
 def test_memory_holds_what_is_in_flight(
     text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """More texts need more memory where captures are returned, and no more where they are written to files."""
+    """Returned captures need memory per text; captures in files do not."""
     monkeypatch.setattr(captured_table, "MAX_GROUP_BYTES", 1 << 15)
     texts: Any = [TEXTS[0] * 4] * 40
     settings: dict[str, Any] = {"hidden_states": [0, 1, 2], "positions": "all"}
@@ -191,9 +189,7 @@ def test_memory_holds_what_is_in_flight(
     assert (in_memory[1] - in_memory[0]) - (in_files[1] - in_files[0]) > 0.8 * added
 
 
-def test_nothing_is_left_of_a_run_that_fails(
-    text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_left_of_a_run_that_fails(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     read = text_lm.engine.runner.read
     calls = iter(range(3))
 
@@ -263,7 +259,7 @@ def test_names_are_those_of_contracts(text_lm: hybridlm.LM) -> None:
     page = captured._repr_html_()
     assert all(name in page for name in captured.states) and "[position=1, value_head=8, value=" in page
     stated = {
-        name for one in text_lm.certificates.values() for name in re.findall(r"layers\[\d+\][\w.\[\]]+", one.to_json())
+        name for c in text_lm.certificates.values() for name in re.findall(r"layers\[\d+\][\w.\[\]]+", c.to_json())
     }
     assert set(captured.states) <= stated
     with pytest.raises(ValueError, match="layer 1"):

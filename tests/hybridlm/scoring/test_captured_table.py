@@ -1,4 +1,4 @@
-"""A Parquet file of captured states holds the numbers that a call without a file returns."""
+"""A Parquet file of captures holds the numbers that a call returns."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,17 +21,17 @@ def check_rows(path: Path, expected: Sequence[Any]) -> None:
     """Asserts a row for each position of each sequence, in the order of its positions."""
     table = pq.read_table(path)
     index, position = (np.asarray(table[name]) for name in ("index", "position"))
-    assert len(index) == sum(len(one.positions) for one in expected if one is not None)
-    for number, one in enumerate(expected):
-        own = np.flatnonzero(index == number)
-        assert one is not None and position[own].tolist() == one.positions.tolist()
-        arrays = {f"hidden_states[{i}]": rows for i, rows in one.hidden_states.items()} | dict(one.states)
+    assert len(index) == sum(len(entry.positions) for entry in expected if entry is not None)
+    for number, item in enumerate(expected):
+        local = np.flatnonzero(index == number)
+        assert item is not None and position[local].tolist() == item.positions.tolist()
+        arrays = {f"hidden_states[{i}]": rows for i, rows in item.hidden_states.items()} | dict(item.states)
         assert set(table.column_names) == {"index", "position", *arrays}
         for name, values in arrays.items():
-            found = table[name].combine_chunks().to_numpy_ndarray()[own]
-            assert found.dtype == np.float32 and found.tobytes() == np.asarray(values).tobytes()
-            if name in one.dims:
-                assert ("position", *table.schema.field(name).type.dim_names) == one.dims[name]
+            actual = table[name].combine_chunks().to_numpy_ndarray()[local]
+            assert actual.dtype == np.float32 and actual.tobytes() == np.asarray(values).tobytes()
+            if name in item.dims:
+                assert ("position", *table.schema.field(name).type.dim_names) == item.dims[name]
 
 
 @pytest.mark.parametrize("positions", ["all", "last", [[0, 5], [0], [6], []]], ids=["all", "last", "chosen"])
@@ -39,24 +39,24 @@ def test_rows_of_scores(text_lm: hybridlm.LM, tmp_path: Path, positions: Any, mo
     monkeypatch.setattr(captured_table, "MAX_GROUP_BYTES", 20_000)
     path = tmp_path / "read.parquet"
     memory = text_lm.score(TEXTS, **READ, positions=positions)
-    found = text_lm.score(TEXTS, **READ, positions=positions, capture_to=path)
-    assert [one.logprobs.tobytes() for one in found] == [one.logprobs.tobytes() for one in memory]
-    assert all(one.captured is None for one in found)
-    expected = [one.captured for one in memory if one.captured is not None]
+    scores = text_lm.score(TEXTS, **READ, positions=positions, capture_to=path)
+    assert [score.logprobs.tobytes() for score in scores] == [score.logprobs.tobytes() for score in memory]
+    assert all(item.captured is None for item in scores)
+    expected = [item.captured for item in memory if item.captured is not None]
     if len(expected) == len(TEXTS):
-        check_rows(path, [one.captured for one in memory])
+        check_rows(path, [item.captured for item in memory])
     else:
         check_rows(path, expected)
     assert (pq.ParquetFile(path).num_row_groups > 1) == (positions == "all"), "rows leave memory while it runs"
-    assert [one.name for one in tmp_path.iterdir()] == ["read.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["read.parquet"]
 
 
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_rows_of_completions(text_lm: hybridlm.LM, tmp_path: Path, positions: str) -> None:
-    asked: dict[str, Any] = {**READ, "positions": positions, "max_tokens": 4, "n": 2, "temperature": 0.8, "seed": 0}
-    memory = text_lm.generate(TEXTS[:2], **asked)
-    assert text_lm.generate(TEXTS[:2], **asked, capture_to=tmp_path / "read.parquet") == memory
-    check_rows(tmp_path / "read.parquet", [one.captured for one in memory])
+    request: dict[str, Any] = {**READ, "positions": positions, "max_tokens": 4, "n": 2, "temperature": 0.8, "seed": 0}
+    memory = text_lm.generate(TEXTS[:2], **request)
+    assert text_lm.generate(TEXTS[:2], **request, capture_to=tmp_path / "read.parquet") == memory
+    check_rows(tmp_path / "read.parquet", [item.captured for item in memory])
 
 
 def test_a_run_that_fails_leaves_no_file(text_lm: hybridlm.LM, tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_what_does_not_fit_is_refused(text_lm: hybridlm.LM, tmp_path: Path) -> N
         text_lm.score(TEXTS, **READ, capture_to=tmp_path / "there.parquet")
     with pytest.raises(ValueError, match="capture_to: expected a folder"):
         text_lm.session(capture_to=tmp_path / "read.parquet")
-    assert [one.name for one in tmp_path.iterdir()] == ["there.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.parquet"]

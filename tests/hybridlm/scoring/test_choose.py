@@ -24,7 +24,7 @@ def merging() -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("context", "continuation", "before", "after"),
+    ("context", "continuation", "initial", "final"),
     [
         ("a", " b", [1], [4]),
         ("a ", "b", [1], [4]),
@@ -36,9 +36,9 @@ def merging() -> Tokenizer:
     ],
 )
 def test_texts_are_cut_as_lm_eval_cuts_them(
-    merging: Tokenizer, context: str, continuation: str, before: list[int], after: list[int]
+    merging: Tokenizer, context: str, continuation: str, initial: list[int], final: list[int]
 ):
-    assert encode_pair(context, continuation, merging, PREFIX) == (before, after)
+    assert encode_pair(context, continuation, merging, PREFIX) == (initial, final)
 
 
 def test_a_first_token_is_not_there_twice(merging: Tokenizer):
@@ -49,9 +49,9 @@ def test_a_first_token_is_not_there_twice(merging: Tokenizer):
 def test_options_are_scored_behind_the_context(text_lm: hybridlm.LM):
     choice = text_lm.choose("Who has", [" Ada", " Ben has it", "?"])
     assert text_lm.tokenizer is not None
-    whole = [text_lm.tokenizer.encode("Who has" + option) for option in choice.options]
-    scores = text_lm.score(whole)
-    for i, (ids, score) in enumerate(zip(whole, scores, strict=True)):
+    full = [text_lm.tokenizer.encode("Who has" + option) for option in choice.options]
+    scores = text_lm.score(full)
+    for i, (ids, score) in enumerate(zip(full, scores, strict=True)):
         count = len(ids) - len("Who has")
         assert choice.token_ids[i] == ids[-count:]
         assert choice.logprobs[i].tobytes() == score.logprobs[-count:].tobytes()
@@ -65,7 +65,7 @@ def test_measures_differ():
     choice = hybridlm.Choice(
         options=["a", "ééé", "abcdefgh"],
         token_ids=[[1], [2, 3, 4], [5, 6]],
-        logprobs=[np.array(one, np.float32) for one in ([-2.0], [-1.0, -1.0, -1.0], [-1.5, -1.5])],
+        logprobs=[np.array(item, np.float32) for item in ([-2.0], [-1.0, -1.0, -1.0], [-1.5, -1.5])],
         greedy=[False] * 3,
     )
     assert (choice.sums, choice.per_token) == ([-2.0, -3.0, -3.0], [-2.0, -1.0, -1.5])

@@ -1,10 +1,11 @@
-"""Chosen ids, most likely ids, ranks and entropy: against float64, alone as in any batch, with shared beginnings."""
+"""Chosen ids, likely ids, ranks and entropy: against float64, in any batch, shared prefixes."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 from comparison import padded
+from filled import nan_token
 
 import hybridlm
 from hybridlm.requests.results import Score
@@ -14,29 +15,29 @@ IDS = [7, 50, 3, 88, 7]
 
 
 def distributions(lm: hybridlm.LM, scores: list[Score], temperature: float = 1.0) -> list[np.ndarray]:
-    """Log-softmax in float64 of the logits in front of each token but the first; [T - 1, vocab] for each text."""
+    """Float64 log-softmax before each token but the first: [T - 1, vocab] per text."""
     ids = [score.token_ids for score in scores]
     logits = np.asarray(lm.forward(padded(ids)).logits, np.float64) / temperature
     top = logits.max(-1, keepdims=True)
     logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
-    return [rows[: len(one) - 1] for rows, one in zip(logs, ids, strict=True)]
+    return [rows[: len(item) - 1] for rows, item in zip(logs, ids, strict=True)]
 
 
 def check_ranks(ranks: np.ndarray, ids: np.ndarray, logs: np.ndarray) -> None:
-    """A rank counts the likelier tokens, but for those that float32 does not tell apart."""
+    """A rank counts the likelier tokens, except those that float32 does not tell apart."""
     for rank, token, row in zip(ranks, ids, logs, strict=True):
         assert (row > row[token] + 1e-4).sum() < rank <= (row > row[token] - 1e-4).sum() + 1
 
 
-def same(one: Score, other: Score) -> bool:
+def same(item: Score, other: Score) -> bool:
     def arrays(score: Score) -> list[bytes]:
-        found = [score.logprobs, score.ranks, score.entropy]
+        results = [score.logprobs, score.ranks, score.entropy]
         for part in (score.top, score.chosen):
             assert part is not None
-            found += [part.token_ids, part.logprobs, part.ranks, part.offsets]
-        return [np.asarray(x).tobytes() for x in found]
+            results += [part.token_ids, part.logprobs, part.ranks, part.offsets]
+        return [np.asarray(x).tobytes() for x in results]
 
-    return arrays(one) == arrays(other)
+    return arrays(item) == arrays(other)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
@@ -76,48 +77,48 @@ def test_the_whole_vocabulary_has_every_rank_once(text_lm: hybridlm.LM) -> None:
 
 
 def test_a_text_alone_has_the_same_bits_as_beside_others(text_lm: hybridlm.LM) -> None:
-    asked: dict[str, Any] = {"token_ids": IDS, "top": 6, "entropy": True, "temperature": 0.7}
-    base = text_lm.score(TEXTS, **asked)
-    other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3, **asked)
-    assert all(same(one, other[TEXTS[::-1].index(text)]) for text, one in zip(TEXTS, base, strict=True))
+    fields: dict[str, Any] = {"token_ids": IDS, "top": 6, "entropy": True, "temperature": 0.7}
+    base = text_lm.score(TEXTS, **fields)
+    other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3, **fields)
+    assert all(same(item, other[TEXTS[::-1].index(text)]) for text, item in zip(TEXTS, base, strict=True))
 
 
 def test_ids_of_each_position_and_a_start(text_lm: hybridlm.LM) -> None:
-    """Texts that begin alike and ask alike share that part, those that ask otherwise do not; no number changes."""
+    """Equal beginnings with equal requests are shared, others are not; numbers never change."""
     text = [int(i) for i in np.random.default_rng(1).integers(3, 90, 23)]
     texts = [[*text, 5], [*text, 6], [*text, 7], [*text, 8], [*text, 9]]
     wide = [[3, 4], [], [9]] * 8
-    asked = [wide[:16], wide[:16], [[8]] * 16, [11, 12], wide[:16]]
+    requests = [wide[:16], wide[:16], [[8]] * 16, [11, 12], wide[:16]]
     starts = [8, 8, 8, 8, 8]
-    before = text_lm.stats["prefix_tokens_saved"]
-    scores = text_lm.score(texts, token_ids=asked, start=starts)
-    # All five share the chunk of which nothing is asked, three of them three more.
-    assert text_lm.stats["prefix_tokens_saved"] - before == 4 * 5 + 2 * 15
+    initial = text_lm.stats["prefix_tokens_saved"]
+    scores = text_lm.score(texts, token_ids=requests, start=starts)
+    # All five share the chunk without requests, three of them three more.
+    assert text_lm.stats["prefix_tokens_saved"] - initial == 4 * 5 + 2 * 15
     logs = distributions(text_lm, scores)
     for i, score in enumerate(scores):
-        each = asked[i] if isinstance(asked[i][0], list) else [asked[i]] * 16
+        each = requests[i] if isinstance(requests[i][0], list) else [requests[i]] * 16
         assert score.chosen is not None and score.entropy is None and score.top is None and score.ranks is not None
         assert np.diff(score.chosen.offsets).tolist() == [0] * 8 + [len(ids) for ids in each]
         assert (score.ranks[:8] == 0).all() and (score.ranks[8:] > 0).all()
         for place, ids in enumerate(each, 8):
-            found, logprobs, ranks = score.chosen.at(place)
-            assert found.tolist() == ids
+            array, logprobs, ranks = score.chosen.at(place)
+            assert array.tolist() == ids
             np.testing.assert_allclose(logprobs, logs[i][place - 1][ids], atol=1e-4)
-            check_ranks(ranks, found, np.repeat(logs[i][[place - 1]], len(ids), axis=0))
+            check_ranks(ranks, array, np.repeat(logs[i][[place - 1]], len(ids), axis=0))
         # Steps of the same shape, in which nothing else begins so.
-        alone, *_ = text_lm.score([texts[i], [5, 6], [7, 8]], token_ids=[asked[i], [1, 2], []], start=[8, 0, 0])
-        assert alone.chosen is not None and alone.chosen.logprobs.tobytes() == score.chosen.logprobs.tobytes()
-        assert alone.ranks is not None and alone.ranks.tobytes() == score.ranks.tobytes()
+        single, *_ = text_lm.score([texts[i], [5, 6], [7, 8]], token_ids=[requests[i], [1, 2], []], start=[8, 0, 0])
+        assert single.chosen is not None and single.chosen.logprobs.tobytes() == score.chosen.logprobs.tobytes()
+        assert single.ranks is not None and single.ranks.tobytes() == score.ranks.tobytes()
 
 
 def test_a_completion_and_a_prefix_count_from_their_own_first_token(text_lm: hybridlm.LM) -> None:
-    whole: list[int] = [5, 6, 7, 8, 9, 10, 11, 12]
-    asked: dict[str, Any] = {"token_ids": [[[3], [4, 5]]], "start": 1, "top": 2, "entropy": True}
-    (pair,) = text_lm.score([{"prompt": whole[:5], "completion": whole[5:]}], **asked)
-    (after,) = text_lm.score([whole[5:]], **asked, prefix=text_lm.prefix(whole[:5]))
-    asked["start"] = 6
-    (text,) = text_lm.score([whole], **asked)
-    for score in (pair, after):
+    full: list[int] = [5, 6, 7, 8, 9, 10, 11, 12]
+    fields: dict[str, Any] = {"token_ids": [[[3], [4, 5]]], "start": 1, "top": 2, "entropy": True}
+    (pair,) = text_lm.score([{"prompt": full[:5], "completion": full[5:]}], **fields)
+    (final,) = text_lm.score([full[5:]], **fields, prefix=text_lm.prefix(full[:5]))
+    fields["start"] = 6
+    (text,) = text_lm.score([full], **fields)
+    for score in (pair, final):
         assert score.chosen is not None and score.top is not None and text.chosen is not None
         assert score.entropy is not None and text.entropy is not None and score.ranks is not None
         assert score.chosen.offsets.tolist() == [0, 0, 1, 3] and score.top.offsets.tolist() == [0, 0, 2, 4]
@@ -128,7 +129,7 @@ def test_a_completion_and_a_prefix_count_from_their_own_first_token(text_lm: hyb
 
 
 @pytest.mark.parametrize(
-    ("asked", "named"),
+    ("fields", "named"),
     [
         ({"token_ids": [[3], [4]]}, "token_ids"),
         ({"token_ids": [[[3], [4]]]}, r"token_ids\[0\]"),
@@ -147,20 +148,13 @@ def test_a_completion_and_a_prefix_count_from_their_own_first_token(text_lm: hyb
         ({"top_logprobs": 1, "top": 1}, "top_logprobs"),
     ],
 )
-def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, asked: dict[str, Any], named: str) -> None:
+def test_what_does_not_fit_is_named(text_lm: hybridlm.LM, fields: dict[str, Any], named: str) -> None:
     steps = text_lm.stats["steps"]
     with pytest.raises((TypeError, ValueError), match=f"^{named}: "):
-        text_lm.score([[5, 6, 7, 8]], **asked)
+        text_lm.score([[5, 6, 7, 8]], **fields)
     assert text_lm.stats["steps"] == steps
 
 
 def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean = engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
-            text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]], token_ids=IDS, top=6, entropy=True)
-    finally:
-        engine.params = clean
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
+        text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]], token_ids=IDS, top=6, entropy=True)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import padded
+from filled import nan_token
 from perturbation import influence
 from quantised_checkpoint import LAYOUTS, write_quantised
 from text_checkpoint import GOLDEN, SETTINGS
@@ -48,36 +49,36 @@ def js(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return (kl(p, mean) + kl(q, mean)) / 2
 
 
-def bits(found: Divergence, i: int) -> list[bytes]:
-    place = slice(found.offsets[i], found.offsets[i + 1])
-    return [x[place].tobytes() for x in (found.kl, found.reverse_kl, found.js, found.same_top)]
+def bits(divergence: Divergence, i: int) -> list[bytes]:
+    place = slice(divergence.offsets[i], divergence.offsets[i + 1])
+    return [x[place].tobytes() for x in (divergence.kl, divergence.reverse_kl, divergence.js, divergence.same_top)]
 
 
 def test_all_numbers_are_those_of_float64(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    found = text_lm.divergence(other, TEXTS)
-    assert found.offsets.tolist() == np.cumsum([0, *map(len, TEXTS)]).tolist()
-    assert found.token_ids.tolist() == sum(TEXTS, [])
+    divergence = text_lm.divergence(other, TEXTS)
+    assert divergence.offsets.tolist() == np.cumsum([0, *map(len, TEXTS)]).tolist()
+    assert divergence.token_ids.tolist() == sum(TEXTS, [])
     logs = [log_softmax(lm.forward(padded(TEXTS)).logits) for lm in (text_lm, other)]
     means: list[list[np.ndarray]] = [[], [], [], []]
     for i, text in enumerate(TEXTS):
         p, q = (rows[i][: len(text) - 1] for rows in logs)
-        place = slice(found.offsets[i] + 1, found.offsets[i + 1])
-        assert np.isnan(found.kl[place.start - 1]) and not found.same_top[place.start - 1]
+        place = slice(divergence.offsets[i] + 1, divergence.offsets[i + 1])
+        assert np.isnan(divergence.kl[place.start - 1]) and not divergence.same_top[place.start - 1]
         expected = kl(p, q), kl(q, p), js(p, q), p.argmax(-1) == q.argmax(-1)
         for values, want, mean in zip(
-            (found.kl, found.reverse_kl, found.js, found.same_top), expected, means, strict=True
+            (divergence.kl, divergence.reverse_kl, divergence.js, divergence.same_top), expected, means, strict=True
         ):
             np.testing.assert_allclose(values[place], want, rtol=1e-4, atol=1e-5)
             mean.append(want)
-    figures = found.mean_kl, found.mean_reverse_kl, found.mean_js, found.agreement
+    figures = divergence.mean_kl, divergence.mean_reverse_kl, divergence.mean_js, divergence.agreement
     assert None not in figures
     np.testing.assert_allclose(np.array(figures, float), [np.concatenate(mean).mean() for mean in means], rtol=1e-4)
-    assert found.certificate is not None and found.certificate.is_proof
+    assert divergence.certificate is not None and divergence.certificate.is_proof
 
 
 @pytest.mark.parametrize("noise", [1e-3, 0.05, 1.0, 30.0])
 def test_terms_do_not_cancel_where_models_are_close(noise: float) -> None:
-    """Close models, as a model and its quantised copy: a KL of 1e-7 has its digits too."""
+    """Close models, such as a quantised copy: a KL of 1e-7 keeps its digits."""
     a = (3 * RNG.normal(size=(4, 960))).astype(np.float32)
     b = (a + noise * RNG.normal(size=a.shape)).astype(np.float32)
     p, q = (log_softmax(x).astype(np.float32) for x in (a, b))
@@ -87,18 +88,18 @@ def test_terms_do_not_cancel_where_models_are_close(noise: float) -> None:
         return [sum_of_terms(p.shape, lambda cut, f=f: f(cut(p), cut(q)))[:, 0] for f in (kl_terms, js_terms)]
 
     wide, other = log_softmax(a), log_softmax(b)
-    for found, want in zip(summed(p, q), (kl(wide, other), js(wide, other)), strict=True):
-        np.testing.assert_allclose(found, want, rtol=2e-3 if noise < 0.01 else 2e-5)
+    for result, want in zip(summed(p, q), (kl(wide, other), js(wide, other)), strict=True):
+        np.testing.assert_allclose(result, want, rtol=2e-3 if noise < 0.01 else 2e-5)
 
 
 def test_what_has_no_probability() -> None:
     p, q = np.array([np.log(0.5), np.log(0.5), -np.inf, -np.inf]), np.log([0.25] * 4)
-    one, two = (jnp.asarray(x[None], jnp.float32) for x in (p, q))
-    np.testing.assert_allclose(kl_terms(one, two).sum(), np.log(2), rtol=1e-6)
-    assert np.isposinf(kl_terms(two, one).sum())
-    np.testing.assert_allclose(js_terms(one, two).sum(), js(p, q), rtol=1e-6)
-    np.testing.assert_allclose(js_terms(two, one).sum(), js(p, q), rtol=1e-6)
-    assert kl_terms(one, one).sum() == js_terms(one, one).sum() == 0
+    first, second = (jnp.asarray(x[None], jnp.float32) for x in (p, q))
+    np.testing.assert_allclose(kl_terms(first, second).sum(), np.log(2), rtol=1e-6)
+    assert np.isposinf(kl_terms(second, first).sum())
+    np.testing.assert_allclose(js_terms(first, second).sum(), js(p, q), rtol=1e-6)
+    np.testing.assert_allclose(js_terms(second, first).sum(), js(p, q), rtol=1e-6)
+    assert kl_terms(first, first).sum() == js_terms(first, first).sum() == 0
 
 
 def test_the_logits_of_a_chunk_are_never_held_at_once() -> None:
@@ -114,35 +115,39 @@ def test_the_logits_of_a_chunk_are_never_held_at_once() -> None:
     step = divergence_step(structure, structure)
     memory = jax.jit(step).lower(params, params, hidden, hidden).compile().memory_analysis()
     assert memory is not None
-    # Two sets of logits of a block, and as much again for what is made of them.
+    # Two sets of logits of a block, and as much again for derived arrays.
     assert memory.temp_size_in_bytes < 5 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
 
 
 def test_a_model_is_not_far_from_itself(text_lm: hybridlm.LM) -> None:
-    found = text_lm.divergence(text_lm, ["a text over several chunks", "x"])
-    assert not found.kl[found.predicted].any() and not found.js[found.predicted].any() and found.agreement == 1.0
-    alone = text_lm.divergence(text_lm, "x")
-    assert alone.mean_kl is None and alone.agreement is None and alone.certificate is None
+    divergence = text_lm.divergence(text_lm, ["a text over several chunks", "x"])
+    assert (
+        not divergence.kl[divergence.predicted].any()
+        and not divergence.js[divergence.predicted].any()
+        and divergence.agreement == 1.0
+    )
+    single = text_lm.divergence(text_lm, "x")
+    assert single.mean_kl is None and single.agreement is None and single.certificate is None
 
 
 def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    base, again = (text_lm.divergence(other, texts) for texts in (TEXTS, [[5, 6, 7], *TEXTS[::-1], [8] * 30]))
+    base, repeat = (text_lm.divergence(other, texts) for texts in (TEXTS, [[5, 6, 7], *TEXTS[::-1], [8] * 30]))
     for i in range(len(TEXTS)):
-        assert bits(base, i) == bits(again, len(TEXTS) - i)
+        assert bits(base, i) == bits(repeat, len(TEXTS) - i)
 
 
 def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    """Chunks are of 5 tokens: two beginnings, one within the other, and more texts than lanes."""
+    """Chunks of 5 tokens: nested common beginnings, and more texts than lanes."""
     outer, inner = TEXTS[0][:10], [*TEXTS[0][:10], *TEXTS[4][:10]]
     texts = [*([*outer, 3 + i, 40, 41, 42] for i in range(3)), *([*inner, 3 + i, 50] for i in range(3)), outer]
-    before = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, other)]
-    found = text_lm.divergence(other, texts)
-    saved = [lm.stats["prefix_tokens_saved"] - one for lm, one in zip((text_lm, other), before, strict=True)]
+    initial = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, other)]
+    divergence = text_lm.divergence(other, texts)
+    saved = [lm.stats["prefix_tokens_saved"] - item for lm, item in zip((text_lm, other), initial, strict=True)]
     # The token behind a shared chunk is the same in all its texts. So the first 5 tokens are computed once for 7 texts,
     # and the 10 behind them once for 3.
     assert saved == [6 * 5 + 2 * 10] * 2
     for i, text in enumerate(texts):
-        assert bits(found, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i
+        assert bits(divergence, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i
 
 
 def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM, tmp_path: Path) -> None:
@@ -150,15 +155,20 @@ def test_a_quantised_model_beside_the_one_that_it_was_made_of(other: hybridlm.LM
     folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
     settings: dict[str, Any] = {"lanes": 4, "context": 128, "dtype": "float32", "chunk": 7}
     packed = hybridlm.load(folder / "quantised", **settings)
-    assert names and any(isinstance(one, QuantisedWeight) for one in packed.params.values())
-    found = other.divergence(packed, TEXTS[:2])
+    assert names and any(isinstance(array, QuantisedWeight) for array in packed.params.values())
+    divergence = other.divergence(packed, TEXTS[:2])
     exact = hybridlm.load(folder / "plain", **settings)
     p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (other, exact))
     place = slice(1, len(TEXTS[0]))
     rows = p[0][: len(TEXTS[0]) - 1], q[0][: len(TEXTS[0]) - 1]
-    assert found.mean_kl is not None and 0 < found.mean_kl < 0.2 and found.agreement and found.agreement > 0.5
-    np.testing.assert_allclose(found.kl[place], kl(*rows), rtol=2e-3, atol=1e-6)
-    np.testing.assert_allclose(found.js[place], js(*rows), rtol=2e-3, atol=1e-6)
+    assert (
+        divergence.mean_kl is not None
+        and 0 < divergence.mean_kl < 0.2
+        and divergence.agreement
+        and divergence.agreement > 0.5
+    )
+    np.testing.assert_allclose(divergence.kl[place], kl(*rows), rtol=2e-3, atol=1e-6)
+    np.testing.assert_allclose(divergence.js[place], js(*rows), rtol=2e-3, atol=1e-6)
 
 
 def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
@@ -171,25 +181,15 @@ def test_no_lane_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> No
     args = (text_lm.engine.params, other.engine.params, *hidden)
     run = _program(sides, args)
     bound = DIVERGENCE_CONTRACT.bind(divergence_step(sides[0][1], sides[1][1]), args)
-
-    def change(path: str, row: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        return np.where(rng.random(row.shape) < 0.5, np.nan, row).astype(row.dtype)
-
-    found = influence(run, args, bound, change)
-    assert found.leaks == []
-    assert not {(lane, "everything") for lane in range(3)} & set(found.inert)
+    change = lambda path, row, rng: np.where(rng.random(row.shape) < 0.5, np.nan, row).astype(row.dtype)
+    result = influence(run, args, bound, change)
+    assert result.leaks == []
+    assert not {(lane, "everything") for lane in range(3)} & set(result.inert)
 
 
 def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    engine = other.engine
-    clean = engine.params
-    where = list(other.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 3: "):
-            text_lm.divergence(other, [[5, 6, 7], [5, 6, 9, 8], [5]])
-    finally:
-        engine.params = clean
+    with nan_token(other), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 3: "):
+        text_lm.divergence(other, [[5, 6, 7], [5, 6, 9, 8], [5]])
 
 
 def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
@@ -203,5 +203,5 @@ def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, other: hybridlm.LM
 
 def test_with_the_sanitizer(sanitized_lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
     assert SETTINGS["lanes"] == 3
-    found, expected = (one.divergence(one, TEXTS) for one in (sanitized_lm, text_lm))
-    assert bits(found, 0) == bits(expected, 0)
+    actual, expected = (item.divergence(item, TEXTS) for item in (sanitized_lm, text_lm))
+    assert bits(actual, 0) == bits(expected, 0)

@@ -1,4 +1,4 @@
-"""The residual stream at any places of texts: that of `forward`, and the same bits whatever texts have in common."""
+"""The residual stream at any position equals `forward`, also with common prefixes."""
 
 import numpy as np
 import pytest
@@ -19,11 +19,11 @@ def test_places_are_those_of_forward_with_and_without_common_parts(
     stream = text_lm.forward(padded([list(text) for text in texts])).hidden_states[-1]
     expected = np.asarray(text_lm.model.norm(stream))
     size = text_lm.config.hidden_size
-    found = read_hidden(text_lm.engine, texts, places, size)
-    for i, (text, at) in enumerate(zip(found, places, strict=True)):
+    states = read_hidden(text_lm.engine, texts, places, size)
+    for i, (text, index) in enumerate(zip(states, places, strict=True)):
         vectors = text.vectors
-        assert vectors.dtype == np.float32 and vectors.shape == (len(at), size)
-        np.testing.assert_allclose(vectors, expected[i, list(at)], atol=1e-4, rtol=1e-4)
+        assert vectors.dtype == np.float32 and vectors.shape == (len(index), size)
+        np.testing.assert_allclose(vectors, expected[i, list(index)], atol=1e-4, rtol=1e-4)
     monkeypatch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
-    alone = read_hidden(text_lm.engine, texts, places, size)
-    assert [one.vectors.tobytes() for one in alone] == [one.vectors.tobytes() for one in found]
+    single = read_hidden(text_lm.engine, texts, places, size)
+    assert [item.vectors.tobytes() for item in single] == [item.vectors.tobytes() for item in states]

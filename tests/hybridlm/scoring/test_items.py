@@ -1,4 +1,4 @@
-"""Scores of prompts with completions and of chats: what `score` gives for the whole text, behind the prompt."""
+"""Scores of prompts with completions and of chats equal scores of the whole text."""
 
 import json
 from pathlib import Path
@@ -14,20 +14,20 @@ QUESTION = {"prompt": "Who has", "completion": " the kite"}
 
 
 def parts(lm: hybridlm.LM, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-    """The ids of both; each character is a token, and token 2 stands for an empty prompt."""
+    """Return both parts' ids; characters are tokens, token 2 is an empty prompt."""
     assert lm.tokenizer is not None
     return lm.tokenizer.encode(prompt) or [2], lm.tokenizer.encode(completion)
 
 
-def check(lm: hybridlm.LM, score: hybridlm.Score, before: list[int], after: list[int]) -> None:
-    """The score is that of the whole text, of the tokens behind `before`."""
-    whole = lm.score([before + after], top_logprobs=2)[0]
-    assert (score.token_ids, score.prefix_tokens) == (after, len(before))
-    np.testing.assert_allclose(score.logprobs, whole.logprobs[len(before) :], rtol=1e-5)
+def check(lm: hybridlm.LM, score: hybridlm.Score, initial: list[int], final: list[int]) -> None:
+    """Check that the score equals the whole text's tokens after `before`."""
+    full = lm.score([initial + final], top_logprobs=2)[0]
+    assert (score.token_ids, score.prefix_tokens) == (final, len(initial))
+    np.testing.assert_allclose(score.logprobs, full.logprobs[len(initial) :], rtol=1e-5)
     assert score.sum_logprob == float(np.sum(score.logprobs, dtype=np.float64))
-    np.testing.assert_array_equal(score.greedy, whole.greedy[len(before) :])
-    if score.top_logprobs is not None and whole.top_logprobs is not None:
-        assert [list(top) for top in score.top_logprobs] == [list(top) for top in whole.top_logprobs[len(before) :]]
+    np.testing.assert_array_equal(score.greedy, full.greedy[len(initial) :])
+    if score.top_logprobs is not None and full.top_logprobs is not None:
+        assert [list(top) for top in score.top_logprobs] == [list(top) for top in full.top_logprobs[len(initial) :]]
 
 
 def test_completions(text_lm: hybridlm.LM):
@@ -44,9 +44,9 @@ def test_completions(text_lm: hybridlm.LM):
 @pytest.mark.slow
 def test_several_completions_share_the_prompt(text_lm: hybridlm.LM):
     prompt, options = "Who has it, " * 4, [" Ada", " Ben", " C"]
-    before = text_lm.stats["prefix_tokens_saved"]
+    initial = text_lm.stats["prefix_tokens_saved"]
     scores = text_lm.score([{"prompt": prompt, "completion": options}, "a text"])
-    assert text_lm.stats["prefix_tokens_saved"] - before >= 2 * 40
+    assert text_lm.stats["prefix_tokens_saved"] - initial >= 2 * 40
     assert len(scores) == 4 and scores[3].prefix_tokens == 0
     for score, option in zip(scores, options, strict=False):
         check(text_lm, score, *parts(text_lm, prompt, option))
@@ -127,23 +127,23 @@ def chat_lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.L
 def test_lines_of_a_file(chat_lm: hybridlm.LM, tmp_path: Path):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     report = chat_lm.score_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    found = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
-    assert (report.texts, report.errors) == (5, 1) and list(found) == [row["id"] for row in ROWS]
+    result = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
+    assert (report.texts, report.errors) == (5, 1) and list(result) == [row["id"] for row in ROWS]
     items = [{name: value for name, value in row.items() if name != "id"} for row in ROWS[:5]]
     pair, text, ada, ben, ids, chat = chat_lm.score([items[0], "Who has", *items[2:]])
     for row, score in (
-        (found["pair"], pair),
-        (found["text"], text),
-        *zip(found["several"]["completions"], (ada, ben), strict=True),
-        (found["ids"], ids),
-        (found["chat"], chat),
+        (result["pair"], pair),
+        (result["text"], text),
+        *zip(result["several"]["completions"], (ada, ben), strict=True),
+        (result["ids"], ids),
+        (result["chat"], chat),
     ):
         first = score.first_predicted
         assert row["token_ids"] == score.token_ids and row["logprobs"][:first] == [None] * first
         np.testing.assert_allclose(row["logprobs"][first:], score.logprobs[first:], rtol=1e-5)
         assert row["sum_logprob"] == pytest.approx(score.sum_logprob)
-    assert found["several"]["prompt_tokens"] == ada.prefix_tokens and "prompt_tokens" not in found["text"]
-    assert found["half"]["error"] == "line 6: expected prompt and completion together, got one of them"
+    assert result["several"]["prompt_tokens"] == ada.prefix_tokens and "prompt_tokens" not in result["text"]
+    assert result["half"]["error"] == "line 6: expected prompt and completion together, got one of them"
 
 
 def test_columns_of_a_table(chat_lm: hybridlm.LM, tmp_path: Path):

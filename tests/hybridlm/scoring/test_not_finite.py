@@ -1,8 +1,7 @@
-"""No NaN or infinity leaves a model: in memory an error names the text, in a file the row has one."""
+"""No NaN or infinity leaves a model: errors name the text or row."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from filled import changed_parameter
 
 import hybridlm
 from hybridlm import Intervention
@@ -22,19 +22,8 @@ TEXTS = [[5, 6, 7, 8], [5, 6, 9, 8, 11], [7]]
 NAN_TOKEN = 9
 
 
-@contextmanager
-def changed(lm: hybridlm.LM, name: str, change: Callable[[jax.Array], jax.Array]) -> Iterator[None]:
-    """Run with one parameter changed."""
-    clean, where = lm.engine.params, list(lm.params).index(name)
-    lm.engine.params = tuple(change(param) if i == where else param for i, param in enumerate(clean))
-    try:
-        yield
-    finally:
-        lm.engine.params = clean
-
-
 def infinite_logit(head: jax.Array) -> jax.Array:
-    """Make the logit of token 20 infinite in every place, with the sign of a number of the residual stream."""
+    """Make token 20's logit infinite everywhere, with the sign of a residual number."""
     return head.at[20].set(0).at[20, 0].set(jnp.inf)
 
 
@@ -47,26 +36,22 @@ def test_the_first_place() -> None:
     assert first_not_finite([np.zeros((2, 0))]) is None
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda lm: lm.score(TEXTS),
-        lambda lm: lm.score(TEXTS, entropy=True, top=2, token_ids=[3]),
-        lambda lm: lm.choose(TEXTS[0], [[5], [6, 7]]),
-        lambda lm: lm.perplexity(TEXTS),
-        lambda lm: lm.divergence(lm, TEXTS),
-        lambda lm: lm.generate(TEXTS, max_tokens=4),
-    ],
-    ids=["score", "distributions", "choose", "perplexity", "divergence", "generate"],
-)
+@pytest.mark.parametrize("call", [
+    lambda lm: lm.score(TEXTS), lambda lm: lm.score(TEXTS, entropy=True, top=2, token_ids=[3]),
+    lambda lm: lm.choose(TEXTS[0], [[5], [6, 7]]), lambda lm: lm.perplexity(TEXTS), lambda lm: lm.divergence(lm, TEXTS),
+    lambda lm: lm.generate(TEXTS, max_tokens=4),
+], ids=["score", "distributions", "choose", "perplexity", "divergence", "generate"])  # fmt: skip
 def test_an_infinite_logit_is_an_error(text_lm: hybridlm.LM, call: Callable[[hybridlm.LM], Any]) -> None:
-    with changed(text_lm, "lm_head", infinite_logit), pytest.raises(hybridlm.NumericalError, match=r"\[\d\]|request"):
+    with (
+        changed_parameter(text_lm, "lm_head", infinite_logit),
+        pytest.raises(hybridlm.NumericalError, match=r"\[\d\]|request"),
+    ):
         call(text_lm)
 
 
 def test_a_score_of_zero_probability_is_an_error(text_lm: hybridlm.LM) -> None:
-    """An infinite logit of another token leaves a log-probability of -inf, which is no NaN."""
-    with changed(text_lm, "lm_head", infinite_logit):
+    """Another token's infinite logit gives -inf instead of NaN."""
+    with changed_parameter(text_lm, "lm_head", infinite_logit):
         scores = text_lm.text_model.scores([tuple(text) for text in TEXTS])
         infinite = [np.isneginf(score.logprobs).any() for score in scores]
         assert any(infinite)
@@ -74,10 +59,10 @@ def test_a_score_of_zero_probability_is_an_error(text_lm: hybridlm.LM) -> None:
 
 
 def test_files_count_the_rows(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    """Each kind of file has an error in the row of the token with NaN, and a report that counts it."""
+    """Each kind of file has an error row for NaN and counts it."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"token_ids": text}) + "\n" for text in TEXTS))
-    with changed(text_lm, "embed_tokens", lambda table: table.at[NAN_TOKEN].set(jnp.inf)):
+    with changed_parameter(text_lm, "embed_tokens", lambda table: table.at[NAN_TOKEN].set(jnp.inf)):
         for name, compute in {
             "score": text_lm.score_file,
             "embed": text_lm.embed_file,
@@ -95,11 +80,11 @@ def test_values_that_were_read_are_checked(text_lm: hybridlm.LM, tmp_path: Path)
     """Nothing is predicted behind the last token, so that its log-probabilities are finite."""
     last = len(TEXTS[0]) - 1
     nan = Intervention.add(np.full(text_lm.config.hidden_size, np.nan), hidden_state=1, positions=last)
-    asked: dict[str, Any] = {"hidden_states": [1], "interventions": [[nan], [], []]}
+    request: dict[str, Any] = {"hidden_states": [1], "interventions": [[nan], [], []]}
     with pytest.raises(hybridlm.NumericalError, match=rf"^texts\[0\]: token {last}: "):
-        text_lm.score(TEXTS, **asked)
+        text_lm.score(TEXTS, **request)
     with pytest.raises(hybridlm.NumericalError):
-        text_lm.score(TEXTS, **asked, capture_to=tmp_path / "read")
+        text_lm.score(TEXTS, **request, capture_to=tmp_path / "read")
     assert "000000.safetensors" not in [path.name for path in (tmp_path / "read").iterdir()]
 
 
@@ -112,11 +97,9 @@ def test_a_mean_of_nothing_is_none(text_lm: hybridlm.LM, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_infinite_logits_of_a_processor(text_lm: hybridlm.LM) -> None:
-    """A processor forces a token, which is no error, and then bans all tokens, which is one."""
+    """A processor may force a token; banning all tokens is an error."""
 
-    def processor(logits: jax.Array, last: jax.Array, position: jax.Array) -> jax.Array:
-        return jnp.where(position > 3, -jnp.inf, logits.at[21].set(jnp.inf))
-
+    processor = lambda logits, last, position: jnp.where(position > 3, -jnp.inf, logits.at[21].set(jnp.inf))
     settings: dict[str, Any] = {"logits_processor": processor, "logprobs": 2, "ignore_eos": True}
     (completion,) = text_lm.generate([[5, 6]], max_tokens=2, **settings)
     assert completion.token_ids == [21, 21] and np.isfinite(completion.logprobs or [np.nan]).all()
@@ -124,15 +107,15 @@ def test_infinite_logits_of_a_processor(text_lm: hybridlm.LM) -> None:
         with pytest.raises(hybridlm.GrammarError, match=r"request 0.* 4: "):
             text_lm.generate([[5, 6]], max_tokens=8, temperature=temperature, **settings)
     with (
-        changed(text_lm, "lm_head", infinite_logit),
+        changed_parameter(text_lm, "lm_head", infinite_logit),
         pytest.raises(hybridlm.NumericalError, match="request 0: token 2"),
     ):
         text_lm.generate([[5, 6]], max_tokens=8, **settings)
 
 
 def test_logits_of_classes_that_overflow() -> None:
-    found = class_logits(np.full((2, 2), 1e30, np.float32), np.array([[1e30, 1], [1, 1]], np.float32))
-    assert np.isfinite(found).all(axis=1).tolist() == [False, True]
+    result = class_logits(np.full((2, 2), 1e30, np.float32), np.array([[1e30, 1], [1, 1]], np.float32))
+    assert np.isfinite(result).all(axis=1).tolist() == [False, True]
 
 
 class _Head:
@@ -153,6 +136,7 @@ def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float])
     """Vectors are finite, but a row of the head is not."""
     prompts: Any = text_lm.text_model.prompts
     read = ReadText(0, (5, 0), question=Reading([(0,)], 4), query=(0,))
-    decider = Decider(prompts, _Head(scores), lambda ids, places: [read], text_lm.context)
+    head: Any = _Head(scores)
+    decider = Decider(prompts, head, lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
     assert decider.answers([[prompt]]) == [prompt.places[0]]

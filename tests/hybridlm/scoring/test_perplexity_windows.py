@@ -20,21 +20,21 @@ LENGTHS = (*range(1, 14), 40)
 SIZES = pytest.mark.parametrize("size", (2, 3, 4, 5, 7, 13, 14, 64))
 
 
-def by_definition(tokens: list[int], most: int) -> Iterator[tuple[list[int], list[int]]]:
+def by_definition(tokens: list[int], limit: int) -> Iterator[tuple[list[int], list[int]]]:
     """(context, tokens to predict) as lm_eval defines `loglikelihood_rolling` for a `max_length` of `most`.
 
     The first window predicts `most` tokens behind the prefix; each later one the next `most` tokens, or those that are
     left, from inputs that end with the last but one of them and are `most` long in any case.
     """
-    first = min(most, len(tokens))
+    first = min(limit, len(tokens))
     yield [PREFIX], tokens[:first]
-    done = first
-    while done < len(tokens):
-        count = min(most, len(tokens) - done)
-        done += count
-        inputs = tokens[done - 1 - most : done - 1]
-        assert len(inputs) == most
-        yield inputs[: most - (count - 1)], tokens[done - count : done]
+    results = first
+    while results < len(tokens):
+        count = min(limit, len(tokens) - results)
+        results += count
+        inputs = tokens[results - 1 - limit : results - 1]
+        assert len(inputs) == limit
+        yield inputs[: limit - (count - 1)], tokens[results - count : results]
 
 
 @SIZES
@@ -63,7 +63,7 @@ def test_an_empty_text_has_no_window() -> None:
 
 
 def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
-    """The log-probability of a token depends on how many stand before it in its window: (token + places) / -100."""
+    """Return log-probabilities (token + places) / -100, by place within the window."""
     return [
         Score(
             list(window),
@@ -89,7 +89,7 @@ def test_perplexity_of_several_texts() -> None:
 
 @SIZES
 def test_strided_as_in_the_documentation_of_transformers(size: int) -> None:
-    """A label counts where it is not -100 and not the first of its window, whose label nothing predicts."""
+    """Labels count unless -100 or first in their window."""
     for length in LENGTHS:
         for stride in {1, size // 2, size - 1, size} - {0}:
             want, previous = [], 0
@@ -101,27 +101,27 @@ def test_strided_as_in_the_documentation_of_transformers(size: int) -> None:
                 previous = end
                 if end == length:
                     break
-            found = [
+            results = [
                 (token, window.tokens.index(token))
                 for window in strided_windows(range(length), size, stride)
                 for token in window.tokens[-window.predicted :]
             ]
-            assert found == want
+            assert results == want
             if stride < size:
-                assert [token for token, _ in found] == list(range(1, length))
+                assert [token for token, _ in results] == list(range(1, length))
 
 
 @SIZES
 def test_second_halves_as_in_llama_cpp(size: int) -> None:
-    """The rule of llama-perplexity: logits from `n_ctx / 2` on, without the last, each predict the next token."""
+    """llama-perplexity's rule: logits from `n_ctx / 2` on, except the last, predict tokens."""
     for length in LENGTHS:
         windows = second_half_windows(range(length), size, None)
-        found = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
+        out = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
         want = []
         for chunk in range(length // size):
             for place in range(size // 2, size - 1):
                 want.append((chunk * size + place + 1, place + 1))
-        assert found == want
+        assert out == want
         for plain, begun in zip(windows, second_half_windows(range(length), size, PREFIX), strict=True):
             assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
 

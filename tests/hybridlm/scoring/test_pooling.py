@@ -1,4 +1,4 @@
-"""Embeddings and classes: against float64 from `forward`, alone as in any batch; heads that do not fit."""
+"""Embeddings and classes: against float64 from `forward`, in any batch; unsuitable heads."""
 
 import json
 import shutil
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from comparison import padded
+from filled import nan_token
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS
 
@@ -33,8 +34,8 @@ def checkpoint(text_lm: hybridlm.LM, directory: Path, weight: np.ndarray, **fiel
     """The same model with a head of texts instead of its vocabulary head."""
     shutil.copytree(text_lm.path, directory)
     tensors = load_file(directory / "model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
-    save_file(kept | {"score.weight": np.ascontiguousarray(weight)}, directory / "model.safetensors")
+    saved = {name: tensor for name, tensor in tensors.items() if not name.endswith("lm_head.weight")}
+    save_file(saved | {"score.weight": np.ascontiguousarray(weight)}, directory / "model.safetensors")
     config = json.loads((directory / "config.json").read_text()) | fields
     (directory / "config.json").write_text(json.dumps(config))
     return directory
@@ -45,48 +46,44 @@ def checkpoint(text_lm: hybridlm.LM, directory: Path, weight: np.ndarray, **fiel
 def test_vectors_are_those_of_float64(text_lm: hybridlm.LM, hidden: list[np.ndarray], pooling: Any) -> None:
     wanted = {"last": lambda x: x[-1], "first": lambda x: x[0], "mean": lambda x: x.mean(0)}[pooling]
     expected = np.stack([wanted(rows) for rows in hidden])
-    found = text_lm.embed(TEXTS, pooling=pooling, normalised=False)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+    vectors = text_lm.embed(TEXTS, pooling=pooling, normalised=False)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-4, rtol=1e-4)
     unit = text_lm.embed(TEXTS, pooling=pooling)
     np.testing.assert_allclose(unit, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-4)
-    others = text_lm.embed([[5, 6], *TEXTS[::-1], [7] * 30], pooling=pooling)
-    assert others[1:-1][::-1].tobytes() == unit.tobytes()
+    rest = text_lm.embed([[5, 6], *TEXTS[::-1], [7] * 30], pooling=pooling)
+    assert rest[1:-1][::-1].tobytes() == unit.tobytes()
 
 
 @pytest.mark.parametrize("pooling", ["last", "first", "mean"])
-def test_common_beginnings_are_computed_once(
-    text_lm: hybridlm.LM, pooling: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same bits as without sharing; also for texts that end within the others' beginning, and equal texts."""
-    stem, more = TEXTS[0], TEXTS[4]
-    texts = [[*stem, *more[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
+def test_common_beginnings_are_computed_once(text_lm: hybridlm.LM, pooling: Any, monkeypatch: pytest.MonkeyPatch):
+    """Sharing keeps all bits, also for texts inside another's beginning and equal texts."""
+    stem, options = TEXTS[0], TEXTS[4]
+    texts = [[*stem, *options[:i]] for i in range(9)] + [stem[:12], stem[:12], [*stem[:10], 7, 8], stem[:1]]
     with monkeypatch.context() as patch:
         patch.setattr("hybridlm.scoring.scorer.max_held", lambda engine, lanes: 0)
-        alone = text_lm.embed(texts, pooling=pooling)
-    before = dict(text_lm.stats)
-    assert text_lm.embed(texts, pooling=pooling).tobytes() == alone.tobytes()
-    gained = {name: text_lm.stats[name] - before[name] for name in before}
+        vectors = text_lm.embed(texts, pooling=pooling)
+    settings = dict(text_lm.stats)
+    assert text_lm.embed(texts, pooling=pooling).tobytes() == vectors.tobytes()
+    gained = {name: text_lm.stats[name] - settings[name] for name in settings}
     total = sum(map(len, texts))
     assert gained["scored_tokens"] + gained["prefix_tokens_saved"] == total
     assert gained["prefix_tokens_saved"] > total / 2
 
 
-def test_classes(
-    text_lm: hybridlm.LM, hidden: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes(text_lm: hybridlm.LM, hidden: list[np.ndarray], tmp_path: Path, caplog: pytest.LogCaptureFixture):
     weight = WEIGHT[:, : text_lm.config.hidden_size]
     names = {"0": "good", "1": "bad", "2": "ugly"}
     lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight, id2label=names), **SETTINGS)
     assert "score" not in caplog.text, "it is read, not left out"
-    found = lm.classify(TEXTS)
+    classes = lm.classify(TEXTS)
     expected = np.stack([rows[-1] for rows in hidden]) @ weight.T.astype(np.float64)
-    np.testing.assert_allclose(found.logits, expected, atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(classes.logits, expected, atol=1e-3, rtol=1e-4)
     powers = np.exp(expected - expected.max(1, keepdims=True))
-    np.testing.assert_allclose(found.probabilities, powers / powers.sum(1, keepdims=True), atol=1e-4)
-    assert found.labels == ("good", "bad", "ugly")
-    again = lm.classify([[5, 6], *TEXTS[::-1], [7] * 30])
-    assert again.logits[1:-1][::-1].tobytes() == found.logits.tobytes()
+    np.testing.assert_allclose(classes.probabilities, powers / powers.sum(1, keepdims=True), atol=1e-4)
+    assert classes.labels == ("good", "bad", "ugly")
+    repeat = lm.classify([[5, 6], *TEXTS[::-1], [7] * 30])
+    assert repeat.logits[1:-1][::-1].tobytes() == classes.logits.tobytes()
     for refused in (
         lambda: lm.score(TEXTS),
         lambda: lm.generate(TEXTS),
@@ -109,9 +106,9 @@ def test_classes(
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    """Rows in the order of the input, in windows, errors in the place of rows that cannot be embedded; continued."""
-    given = [{"id": i, "token_ids": text} for i, text in enumerate(TEXTS)]
-    rows = [*given[:2], {"id": 7, "text": ""}, {"id": 8, "prompt": "a", "completion": "b"}, *given[2:]]
+    """Rows in input order, in windows; error rows; continuation."""
+    entries = [{"id": i, "token_ids": text} for i, text in enumerate(TEXTS)]
+    rows = [*entries[:2], {"id": 7, "text": ""}, {"id": 8, "prompt": "a", "completion": "b"}, *entries[2:]]
     path, out = tmp_path / "in.jsonl", tmp_path / f"out{ending}"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -135,8 +132,8 @@ def test_files(text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert str(pq.read_schema(out).field("embedding").type) == "list<element: float>"
     assert [row["id"] for row in read] == [0, 1, 7, 8, 2, 3, 4]
     assert read[2]["error"].startswith("line 3: ") and read[3]["error"].startswith("line 4: ")
-    found = np.array([row["embedding"] for i, row in enumerate(read) if i not in (2, 3)], np.float32)
-    np.testing.assert_allclose(found, text_lm.embed(TEXTS, pooling="mean"), atol=1e-5)
+    array = np.array([row["embedding"] for i, row in enumerate(read) if i not in (2, 3)], np.float32)
+    np.testing.assert_allclose(array, text_lm.embed(TEXTS, pooling="mean"), atol=1e-5)
 
 
 def test_files_of_classes(text_lm: hybridlm.LM, tmp_path: Path) -> None:
@@ -144,8 +141,8 @@ def test_files_of_classes(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     lm = hybridlm.load(checkpoint(text_lm, tmp_path / "classes", weight), **SETTINGS)
     pq.write_table(pa.table({"token_ids": TEXTS}), tmp_path / "in.parquet")
     lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
-    found = np.array(pq.read_table(tmp_path / "out.parquet")["logits"].to_pylist(), np.float32)
-    assert found.tobytes() == lm.classify(TEXTS).logits.tobytes()
+    array = np.array(pq.read_table(tmp_path / "out.parquet")["logits"].to_pylist(), np.float32)
+    assert array.tobytes() == lm.classify(TEXTS).logits.tobytes()
     with pytest.raises(ValueError, match=r"^classify_file: .*score\.weight"):
         text_lm.classify_file(tmp_path / "in.parquet", tmp_path / "out.parquet")
 
@@ -166,15 +163,8 @@ def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none_stop_it(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean = engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(np.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
-            text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
-        common = [5] * 5 + [9] + [5] * 10
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 5: "):
-            text_lm.embed([[5], [*common, 6], [*common, 7]])
-    finally:
-        engine.params = clean
+    common = [5] * 5 + [9] + [5] * 10
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
+        text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 5: "):
+        text_lm.embed([[5], [*common, 6], [*common, 7]])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import padded
-from filled import filled
+from filled import filled, nan_token
 from flax import nnx
 
 import hybridlm
@@ -44,20 +44,12 @@ def test_a_score_has_the_same_bits_whatever_is_scored_with_it(text_lm: hybridlm.
     base = text_lm.score(TEXTS)
     other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3)
     for text, score in zip(TEXTS, base, strict=True):
-        again = other[TEXTS[::-1].index(text)]
-        assert again.logprobs.tobytes() == score.logprobs.tobytes()
+        assert other[TEXTS[::-1].index(text)].logprobs.tobytes() == score.logprobs.tobytes()
 
 
 def test_logits_that_are_no_numbers_stop_a_score(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    clean = engine.params
-    where = list(text_lm.params).index("embed_tokens")
-    engine.params = tuple(p.at[9].set(jnp.nan) if i == where else p for i, p in enumerate(clean))
-    try:
-        with pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
-            text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]])
-    finally:
-        engine.params = clean
+    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
+        text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]])
 
 
 def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
@@ -97,10 +89,7 @@ def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
     graph, state = nnx.split(nnx.eval_shape(lambda: family.build(family.read_config(config), nnx.Rngs(0))))
     hidden = jax.ShapeDtypeStruct((4, rows // 4, 8), jnp.float32)
     targets = jax.ShapeDtypeStruct((4, rows // 4), jnp.int32)
-
-    def head(state, hidden, targets):
-        return score_tokens(nnx.merge(graph, state), hidden, targets, 5)
-
+    head = lambda state, hidden, targets: score_tokens(nnx.merge(graph, state), hidden, targets, 5)
     memory = jax.jit(head).lower(state, hidden, targets).compile().memory_analysis()
     assert memory is not None
     assert memory.temp_size_in_bytes < 2 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
@@ -111,10 +100,10 @@ def test_perplexity_is_that_of_the_windows(text_lm: hybridlm.LM) -> None:
     ids = text_lm.tokenizer.encode(long)  # type: ignore[union-attr]  # it has one
     assert len(ids) > 2 * text_lm.context
     total, size = 0.0, text_lm.context
-    whole = [text_lm.eos_token_ids[0], *ids]
+    full = [text_lm.eos_token_ids[0], *ids]
     for start in range(0, len(ids), size - 1):
-        end = min(start + size, len(whole))
-        window = text_lm.score([whole[max(0, end - size) : end]])[0]
+        end = min(start + size, len(full))
+        window = text_lm.score([full[max(0, end - size) : end]])[0]
         total += float(np.sum(window.logprobs[start + 1 - end :], dtype=np.float64))
     total += text_lm.score([[text_lm.eos_token_ids[0], *text_lm.tokenizer.encode("xyz")]])[0].sum_logprob  # type: ignore[union-attr]  # it has one
     assert text_lm.perplexity([long, "xyz"]) == pytest.approx(np.exp(-total / (len(ids) + 3)), rel=1e-6)
@@ -138,7 +127,7 @@ def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM,
     strided = [(ids[:16], 1), (ids[6:22], 10), (ids[12:28], 10), (ids[18:33], 10)]
     halves = [(ids[:16], 9), (ids[16:32], 9)]
     assert len(ids) == 33
-    logits = np.asarray(text_lm.forward(padded([one for one, _ in rolling + strided + halves])).logits, np.float64)
+    logits = np.asarray(text_lm.forward(padded([item for item, _ in rolling + strided + halves])).logits, np.float64)
     rows = iter(logits)
     (tmp_path / "corpus.txt").write_text(text)
     for convention, windows in (("rolling", rolling), ("strided", strided), ("llama.cpp", halves)):
@@ -148,9 +137,9 @@ def test_perplexity_of_every_convention_is_that_of_float64(text_lm: hybridlm.LM,
             counted += [logprobs[place - 1, tokens[place]] for place in range(first, len(tokens))]
         assert len(counted) == {"rolling": 33, "strided": 32, "llama.cpp": 14}[convention]
         settings = {"stride": stride} if convention == "strided" else {}
-        found = text_lm.perplexity([text], convention=convention, window=size, **settings)
-        assert found == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
-        assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == found
+        result = text_lm.perplexity([text], convention=convention, window=size, **settings)
+        assert result == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
+        assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == result
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=r"latin.txt: expected a text file in UTF-8"):
         text_lm.perplexity([tmp_path / "latin.txt"])

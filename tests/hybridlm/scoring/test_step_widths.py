@@ -1,4 +1,4 @@
-"""Widths of scoring steps: they follow from the text alone, and leave little padding on ragged texts."""
+"""Widths of scoring steps depend on the text alone and leave little padding."""
 
 from collections.abc import Sequence
 
@@ -43,14 +43,14 @@ def test_a_beginning_of_whole_steps_has_the_same_widths(count: int, widths: tupl
         assert next_width(count - sum(steps[:i]), widths) == steps[i]
 
 
-def lengths(count: int, mean: float, sigma: float, most: int = 2048) -> list[int]:
+def lengths(count: int, mean: float, sigma: float, limit: int = 2048) -> list[int]:
     """Return log-normal numbers of tokens with about this mean."""
     values = np.random.default_rng(count).lognormal(0, sigma, count)
-    return np.clip(values * mean / values.mean(), 2, most).astype(int).tolist()
+    return np.clip(values * mean / values.mean(), 2, limit).astype(int).tolist()
 
 
 def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
-    """Return the share of tokens among the places of steps, as the scorer fills its lanes, without a model."""
+    """Return the share of real tokens among step places, without a model."""
     queue = ScoringQueue({i: tuple(range(i, i + count)) for i, count in enumerate(counts)}, None, widths, 0)
     lanes: list[ScoredText | None] = [None] * LANES
     tokens = places = 0
@@ -69,7 +69,7 @@ def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("counts", "least"),
+    ("counts", "smallest"),
     [
         (lengths(2000, 43, 0.7), 0.9),
         (lengths(2000, 43, 1.0), 0.87),
@@ -79,15 +79,15 @@ def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
         ([2048] * 3, 0.74),  # one lane is idle
     ],
 )
-def test_most_places_hold_tokens(counts: list[int], least: float) -> None:
+def test_most_places_hold_tokens(counts: list[int], smallest: float) -> None:
     share = token_share(counts, CPU)
-    assert share >= least
+    assert share >= smallest
     if max(counts) < 2048:
         assert share > token_share(counts, (128,)), "more than with one width"
 
 
 def ragged(count: int) -> list[list[int]]:
-    """Return texts of 2 to 60 tokens, of which some begin alike."""
+    """Return texts of 2 to 60 tokens, some with common beginnings."""
     rng = np.random.default_rng(0)
     stem = rng.integers(3, 90, 40).tolist()
     return [
@@ -98,7 +98,7 @@ def ragged(count: int) -> list[list[int]]:
 
 @pytest.fixture
 def two_widths(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
-    """A model whose scoring steps have 20 and 5 tokens."""
+    """A model with scoring steps of 20 and 5 tokens."""
     monkeypatch.setattr(text_lm.engine, "widths", (20, 5))
     return text_lm
 
@@ -110,8 +110,8 @@ def test_scores_keep_their_bits_in_any_order_and_company(two_widths: hybridlm.LM
     shuffled = two_widths.score([texts[i] for i in order])
     assert [score.logprobs.tobytes() for score in shuffled] == [scores[i].logprobs.tobytes() for i in order]
     for i in range(0, 24, 5):
-        few = two_widths.score([[5, 6], texts[i], [7] * 33])[1]
-        assert few.logprobs.tobytes() == scores[i].logprobs.tobytes(), i
+        small = two_widths.score([[5, 6], texts[i], [7] * 33])[1]
+        assert small.logprobs.tobytes() == scores[i].logprobs.tobytes(), i
     vectors = two_widths.embed(texts, pooling="mean")
     assert two_widths.embed([texts[i] for i in order], pooling="mean").tobytes() == vectors[order].tobytes()
 
@@ -126,7 +126,7 @@ def test_scores_of_two_widths_are_those_of_one(two_widths: hybridlm.LM, monkeypa
 
 
 def test_forward_has_the_bits_of_scores(two_widths: hybridlm.LM) -> None:
-    """The last token, which scores do not compute, fits into the last step (22, 40) or takes one more (21, 41)."""
+    """The last, unscored token fits into a step (22, 40) or adds one (21, 41)."""
     for count in (21, 22, 40, 41):
         texts = np.random.default_rng(count).integers(3, 90, (3, count))
         scores = two_widths.score(texts.tolist())
@@ -136,7 +136,7 @@ def test_forward_has_the_bits_of_scores(two_widths: hybridlm.LM) -> None:
 
 def test_a_comparison_has_the_same_bits_in_any_order(two_widths: hybridlm.LM) -> None:
     texts = ragged(9)
-    base, other = (two_widths.divergence(two_widths, given) for given in (texts, texts[::-1]))
+    base, other = (two_widths.divergence(two_widths, settings) for settings in (texts, texts[::-1]))
     assert not base.kl[base.predicted].any()
     assert base.of(2)["same_top"].tobytes() == other.of(6)["same_top"].tobytes()
 

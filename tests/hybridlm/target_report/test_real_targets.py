@@ -172,14 +172,15 @@ def two_live_values(executable: Executable, live: LiveValues, bound: BoundContra
 
 
 def successor_elsewhere(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    aliases = executable.module.aliases
-    return replace(executable, module=replace(executable.module, aliases=aliases[1:]))
+    aliases = dict(list(executable.module.aliases.items())[1:])
+    return replace(executable, module=replace(executable.module, aliases=aliases))
 
 
 def swapped_successors(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:
-    first, second, *rest = executable.module.aliases
-    swapped = replace(first, output=second.output), replace(second, output=first.output)
-    return replace(executable, module=replace(executable.module, aliases=(*swapped, *rest)))
+    aliases = executable.module.aliases
+    first, second, *_ = aliases
+    swapped = {**aliases, first: aliases[second], second: aliases[first]}
+    return replace(executable, module=replace(executable.module, aliases=swapped))
 
 
 def outside_its_allocation(executable: Executable, live: LiveValues, bound: BoundContract) -> Executable:

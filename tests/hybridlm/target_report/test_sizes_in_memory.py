@@ -1,4 +1,4 @@
-"""Memory of quantised models that are only planned: the parameters that a quantised copy has packed, and the table."""
+"""Memory of planned quantised models: packed parameters, and the table."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +17,7 @@ from hybridlm.cli import verify
 from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.engine.engine import Engine
 from hybridlm.loading import load
-from hybridlm.programs.shapes import AnyShape
 from ir_passes.targets import read_target
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +48,7 @@ def test_planned_forms_are_those_of_a_copy(tmp_path: Path, golden: str) -> None:
 def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     """A plan and a target count the bytes that `load` keeps."""
     quantise_checkpoint(GOLDEN / "sparse_base", tmp_path / "copy", scheme="fp8-block")
-    kept = load(tmp_path / "copy", lanes=2, context=32, dtype="float32").engine.parameters_on_a_device
+    parameters_on_a_device = load(tmp_path / "copy", lanes=2, context=32, dtype="float32").engine.parameters_on_a_device
     config, target = tmp_path / "copy" / "config.json", read_target("nvidia-h100")
     directory, _, _ = open_model(tmp_path / "copy")
     planned = abstract_engine(
@@ -59,9 +57,12 @@ def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
     of_headers = abstract_engine(
         config, EngineConfig(lanes=2, context=32, dtype="float32"), target=target, checkpoint=directory
     )
-    assert planned.parameters_on_a_device == of_headers.parameters_on_a_device == kept
+    assert planned.parameters_on_a_device == of_headers.parameters_on_a_device == parameters_on_a_device
     plain = abstract_engine(config, EngineConfig(lanes=2, context=32, dtype="float32"))
-    assert plain.parameters_on_a_device[0] == kept[0] and plain.parameters_on_a_device[1] > kept[1]
+    assert (
+        plain.parameters_on_a_device[0] == parameters_on_a_device[0]
+        and plain.parameters_on_a_device[1] > parameters_on_a_device[1]
+    )
 
 
 def run(*options: str) -> Result:
@@ -70,15 +71,13 @@ def run(*options: str) -> Result:
 
 
 def test_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step is proved; the others are those of any abstract model."""
+    """One step is proved; the others equal any abstract model's."""
 
-    def shapes(engine: Engine, *_: object, **__: object) -> list[AnyShape]:
-        return [engine.moves.shapes(engine.rows)[0]]
-
+    shapes = lambda engine, *_, **__: [engine.moves.shapes(engine.rows)[0]]
     monkeypatch.setattr(verify, "all_shapes", shapes)
     results = [
         run(),
-        *(run("--scheme", "int4", "--group-size", "8", *more) for more in ((), ("--mixers",), ("--head",))),
+        *(run("--scheme", "int4", "--group-size", "8", *options) for options in ((), ("--mixers",), ("--head",))),
     ]
     for result in results:
         assert result.exit_code == 0 and "on each NVIDIA H100" in result.output and "are left" in result.output

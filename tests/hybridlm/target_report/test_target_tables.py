@@ -1,4 +1,4 @@
-"""docs/tables/target-tables.md: rows say what is wrong with a step, and the page counts what is not.
+"""docs/tables/target-tables.md: rows name faults, and the page counts the sound steps.
 
 .ci/long --all targets writes the tables anew.
 """
@@ -16,8 +16,8 @@ from hybridlm.target_report import StepReport
 
 def report(**fields: Any) -> StepReport:
     certificate = SimpleNamespace(not_audited=None, copies=(), seconds=SimpleNamespace(compile=2.5))
-    found = {"name": "generate 4x1 of 4", "faults": (), "scratch": 1500, "moved": 30, "floor_moved": 20}
-    return SimpleNamespace(**{**found, "certificate": certificate, **fields})  # type: ignore[return-value]
+    results = {"name": "generate 4x1 of 4", "faults": (), "scratch": 1500, "moved": 30, "floor_moved": 20}
+    return SimpleNamespace(**{**results, "certificate": certificate, **fields})  # type: ignore[return-value]
 
 
 UNKNOWN = SimpleNamespace(not_audited="the audit does not know it", copies=(), seconds=SimpleNamespace(compile=1.0))
@@ -54,8 +54,8 @@ def test_page() -> None:
     assert "## tpu-v5e:4 data=2,model=2: 1 of 1 steps without a finding" in text
     assert "| checkpoint | generate 4x1 of 4 | keep a state of 4 |" in text
     assert text.count("Not compiled: next_dense_layers, dense_interval, sparse_base, ") == 2
-    alone = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
-    assert f"Without experts: {alone}." in text
+    single = "dense_interval, lfm2_base, mamba_base, falcon_mamba_base, mamba2_base, bamba_base, falcon_base, olmo_base"
+    assert f"Without experts: {single}." in text
     assert "Not compiled: next_dense_layers, lfm2_moe_base, kimi_base, ling_base, " in text
     assert "| olmo_base | 1.5; 1.50; 2.5 | REFUSED: 1.5; -; 2.5 |" in text
 
@@ -67,7 +67,7 @@ def fitted(left: int) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(
-    ("fields", "left", "fit", "good"),
+    ("fields", "remaining", "fit", "good"),
     [
         ({}, 10**9, "yes, 15.0 of 16.0 GB", True),
         ({}, -(10**9), "no, 17.0 of 16.0 GB", True),
@@ -76,9 +76,9 @@ def fitted(left: int) -> SimpleNamespace:
         ({"certificate": None, "failed": "out of memory"}, -1, "no, 16.0 of 16.0 GB without scratch", True),
     ],
 )
-def test_rows_of_models(fields: dict[str, Any], left: int, fit: str, good: bool) -> None:
-    one = report(**{"failed": None, "kernels": 1702, "scratch": 10**9, **fields})
-    row = row_of_model("Kimi-Linear-48B", "nvidia-h200", SimpleNamespace(steps=(one,), fit=fitted(left)))  # type: ignore[arg-type]
+def test_rows_of_models(fields: dict[str, Any], remaining: int, fit: str, good: bool) -> None:
+    item = report(**{"failed": None, "kernels": 1702, "scratch": 10**9, **fields})
+    row = row_of_model("Kimi-Linear-48B", "nvidia-h200", SimpleNamespace(steps=(item,), fit=fitted(remaining)))  # type: ignore[arg-type]
     assert (row.fit, row.good, row.lanes, row.context) == (fit, good, "82", "6,272")
     assert ("faults" in fields) == (row.verdict == "REFUSED: overlap")
 
@@ -88,8 +88,8 @@ def test_page_is_read_back() -> None:
         row_of("olmo_base", "nvidia-h100", report()),
         row_of("lfm2_base", "nvidia-h100:4 data=2,model=2", report(floor_moved=None)),
     ]
-    one = report(name="generate 64x1 of 64", failed=None, kernels=1702)
-    models = [row_of_model("Kimi-Linear-48B", "tpu-v5e:8 model=8", SimpleNamespace(steps=(one,), fit=fitted(1)))]  # type: ignore[arg-type]
+    item = report(name="generate 64x1 of 64", failed=None, kernels=1702)
+    models = [row_of_model("Kimi-Linear-48B", "tpu-v5e:8 model=8", SimpleNamespace(steps=(item,), fit=fitted(1)))]  # type: ignore[arg-type]
     assert read(page(rows, models)) == (rows, models)
     assert "Qwen3.5-35B-A3B generate 8x256 of 64 for nvidia-h200, Nemotron-3-Nano generate 64x1 of 64 for" in page(
         rows, models
@@ -101,7 +101,7 @@ def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
     text = (root / "docs" / "tables" / "target-tables.md").read_text()
     rows, models = read(text)
     assert page(rows, models) == text
-    assert {one.verdict for one in rows} == {"audited"} and all(one.good for one in models)
+    assert {row.verdict for row in rows} == {"audited"} and all(model.good for model in models)
     for target in TARGETS:
         expected = [name for name in NAMES if is_split(name, target) for _ in range(4)]
         assert [one.checkpoint for one in rows if one.target == target] == expected

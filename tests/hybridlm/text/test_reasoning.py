@@ -18,7 +18,7 @@ ASKING = "{{ messages[0].content }}{% if enable_thinking | default(true) %}<thin
 
 
 def tokenizer(special: bool | None, template: str | None = None) -> Tokenizer:
-    """A byte-level tokenizer whose markers are special tokens, tokens, or characters."""
+    """A byte-level tokenizer with markers as special tokens, tokens, or characters."""
     backend = tokenizers.Tokenizer(
         models.BPE({t: i for i, t in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, [])
     )
@@ -30,7 +30,7 @@ def tokenizer(special: bool | None, template: str | None = None) -> Tokenizer:
 
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize(
-    ("prompt", "said", "reasoning", "answer"),
+    ("prompt", "message", "reasoning", "answer"),
     [
         ("a<think>\n", "hm 漢\n</think>\n\nyes", "hm 漢", "yes"),
         ("a", "<think>hm</think>yes", "hm", "yes"),
@@ -42,15 +42,17 @@ def tokenizer(special: bool | None, template: str | None = None) -> Tokenizer:
         ("a<think>", "", "", ""),
     ],
 )
-def test_thoughts_and_answer(special: Any, prompt: str, said: str, reasoning: str | None, answer: str | None) -> None:
-    found = tokenizer(special, ASKING)
-    markers, ids = markers_of(found, None), found.encode(said)
+def test_thoughts_and_answer(
+    special: Any, prompt: str, message: str, reasoning: str | None, answer: str | None
+) -> None:
+    result = tokenizer(special, ASKING)
+    markers, ids = markers_of(result, None), result.encode(message)
     assert markers is not None and markers == ("<think>", "</think>")
-    opened = opens_thoughts(found, found.encode(prompt), markers)
+    opened = opens_thoughts(result, result.encode(prompt), markers)
     for skip in (True, False):
-        text = found.decode(ids, skip)
-        want = (reasoning, text if answer is None else found.decode(found.encode(answer), skip))
-        assert tuple(split_thoughts(found, text, ids, markers, opened, skip)) == want
+        text = result.decode(ids, skip)
+        want = (reasoning, text if answer is None else result.decode(result.encode(answer), skip))
+        assert tuple(split_thoughts(result, text, ids, markers, opened, skip)) == want
 
 
 def test_markers() -> None:
@@ -82,26 +84,26 @@ CHAT = [{"role": "user", "content": "Where is Ada?"}]
 def test_a_budget_ends_the_thoughts(thinking_lm: hybridlm.LM) -> None:
     assert thinking_lm.tokenizer is not None
     end, settings = thinking_lm.tokenizer.encode("</think>"), SamplingParams(ignore_eos=True)
-    found = thinking_lm.chat(CHAT, settings, max_tokens=20, thinking_budget=5, logprobs=1)
+    out = thinking_lm.chat(CHAT, settings, max_tokens=20, thinking_budget=5, logprobs=1)
     free = thinking_lm.chat(CHAT, settings, max_tokens=20)
     assert free.answer == "" and free.reasoning == (free.text or "").strip()
-    assert found.token_ids[:5] == free.token_ids[:5] and found.token_ids[5:13] == end
-    assert len(found.token_ids) == 20 and found.finish_reason == "length"
-    rest = thinking_lm.generate([found.prompt_token_ids + found.token_ids[:13]], settings, max_tokens=7)[0]
-    assert found.token_ids[13:] == rest.token_ids
+    assert out.token_ids[:5] == free.token_ids[:5] and out.token_ids[5:13] == end
+    assert len(out.token_ids) == 20 and out.finish_reason == "length"
+    rest = thinking_lm.generate([out.prompt_token_ids + out.token_ids[:13]], settings, max_tokens=7)[0]
+    assert out.token_ids[13:] == rest.token_ids
     decode = thinking_lm.tokenizer.decode
-    assert found.text == decode(found.token_ids)
-    assert (found.reasoning, found.answer) == (decode(found.token_ids[:5]).strip(), decode(rest.token_ids).lstrip())
-    assert found.logprobs is not None and found.top_logprobs is not None
-    assert [math.isnan(value) for value in found.logprobs] == [5 <= i < 13 for i in range(20)]
-    assert len(found.top_logprobs) == 20
+    assert out.text == decode(out.token_ids)
+    assert (out.reasoning, out.answer) == (decode(out.token_ids[:5]).strip(), decode(rest.token_ids).lstrip())
+    assert out.logprobs is not None and out.top_logprobs is not None
+    assert [math.isnan(value) for value in out.logprobs] == [5 <= i < 13 for i in range(20)]
+    assert len(out.top_logprobs) == 20
 
 
 def test_a_budget_is_a_lanes_own_and_streams(thinking_lm: hybridlm.LM) -> None:
     assert thinking_lm.tokenizer is not None
     prompts = [thinking_lm.tokenizer.encode_chat(CHAT, enable_thinking=on) for on in (True, False)]
-    alone = [thinking_lm.generate([p], max_tokens=16, ignore_eos=True)[0].token_ids for p in prompts]
-    texts, tokens, done = {0: "", 1: "", 2: ""}, {0: [], 1: [], 2: []}, {}
+    token_ids = [thinking_lm.generate([p], max_tokens=16, ignore_eos=True)[0].token_ids for p in prompts]
+    texts, tokens, results = {0: "", 1: "", 2: ""}, {0: [], 1: [], 2: []}, {}
     with thinking_lm.session() as session:
         session.submit(prompts[0], max_tokens=16, ignore_eos=True, thinking_budget=3)
         session.submit(prompts[1], max_tokens=16, ignore_eos=True, thinking_budget=3)
@@ -111,18 +113,18 @@ def test_a_budget_is_a_lanes_own_and_streams(thinking_lm: hybridlm.LM) -> None:
                 texts[event.index] += event.text
                 tokens[event.index] += [] if event.token is None else [event.token]
                 if event.completion is not None:
-                    done[event.index] = event.completion
-    assert [done[1].token_ids, done[2].token_ids] == [alone[1], alone[0]]
+                    results[event.index] = event.completion
+    assert [results[1].token_ids, results[2].token_ids] == [token_ids[1], token_ids[0]]
     for index in range(3):
-        assert texts[index] == done[index].text and tokens[index] == done[index].token_ids
-    assert done[0].token_ids[3:11] == thinking_lm.tokenizer.encode("</think>")
+        assert texts[index] == results[index].text and tokens[index] == results[index].token_ids
+    assert results[0].token_ids[3:11] == thinking_lm.tokenizer.encode("</think>")
 
 
 def test_sampled_thoughts_go_on_with_their_own_random_numbers(thinking_lm: hybridlm.LM) -> None:
     settings: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "temperature": 1.0, "seed": 5}
-    found = thinking_lm.chat(CHAT, thinking_budget=4, frequency_penalty=9.0, **settings)
-    again = thinking_lm.chat(CHAT, thinking_budget=4, frequency_penalty=9.0, **settings)
-    assert found.token_ids == again.token_ids and len(found.token_ids) == 20
+    completions = thinking_lm.chat(CHAT, thinking_budget=4, frequency_penalty=9.0, **settings)
+    repeat = thinking_lm.chat(CHAT, thinking_budget=4, frequency_penalty=9.0, **settings)
+    assert completions.token_ids == repeat.token_ids and len(completions.token_ids) == 20
 
 
 def test_chat_options(thinking_lm: hybridlm.LM) -> None:
@@ -130,21 +132,20 @@ def test_chat_options(thinking_lm: hybridlm.LM) -> None:
     off = thinking_lm.chat(CHAT, max_tokens=3, enable_thinking=False)
     assert thinking_lm.tokenizer.decode(off.prompt_token_ids) == "Where is Ada?</think>"
     assert off.reasoning is None and off.answer == off.text
-    same = thinking_lm.chat(CHAT, max_tokens=3, chat_template_kwargs={"enable_thinking": False})
-    assert same == off
+    assert thinking_lm.chat(CHAT, max_tokens=3, chat_template_kwargs={"enable_thinking": False}) == off
     tools = [{"type": "function", "function": {"name": "f"}}]
-    found = thinking_lm.chat(CHAT, max_tokens=1, tools=tools, chat_template="{{ messages[0].role }}{{ tools[0].type }}")
-    assert thinking_lm.tokenizer.decode(found.prompt_token_ids) == "userfunction"
+    out = thinking_lm.chat(CHAT, max_tokens=1, tools=tools, chat_template="{{ messages[0].role }}{{ tools[0].type }}")
+    assert thinking_lm.tokenizer.decode(out.prompt_token_ids) == "userfunction"
 
 
 def test_thoughts_that_are_continued(thinking_lm: hybridlm.LM) -> None:
     template = "{{ messages[0].content }}<think>{{ messages[1].reasoning_content }}</think>{{ messages[1].content }}"
     messages = [*CHAT, {"role": "assistant", "content": "", "reasoning": "hm"}]
     settings: dict[str, Any] = {"chat_template": template, "continue_final_message": "reasoning", "max_tokens": 4}
-    found = thinking_lm.chat(messages, **settings)
+    completions = thinking_lm.chat(messages, **settings)
     assert thinking_lm.tokenizer is not None
-    assert thinking_lm.tokenizer.decode(found.prompt_token_ids).endswith("<think>hm")
-    assert (found.reasoning, found.answer) == ((found.text or "").strip(), "")
+    assert thinking_lm.tokenizer.decode(completions.prompt_token_ids).endswith("<think>hm")
+    assert (completions.reasoning, completions.answer) == ((completions.text or "").strip(), "")
     with pytest.raises(ValueError, match="thinking_budget: cannot be counted"):
         thinking_lm.chat(messages, thinking_budget=2, **settings)
 
@@ -157,12 +158,12 @@ def test_a_budget_without_a_marker_is_refused(text_lm: hybridlm.LM) -> None:
 def test_end_tokens_of_tokenizer_and_template_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from hybridlm.loading import _other_ends
 
-    found = tokenizer(True, "{% for m in messages %}{{ m.content }}</think>\n{% endfor %}")
-    found.special_tokens["eos_token"] = "<think>"
-    start, end = found.token_to_id("<think>"), found.token_to_id("</think>")
+    result = tokenizer(True, "{% for m in messages %}{{ m.content }}</think>\n{% endfor %}")
+    result.special_tokens["eos_token"] = "<think>"
+    start, end = result.token_to_id("<think>"), result.token_to_id("</think>")
     assert start is not None and end is not None
-    assert [line.split(" ends ")[0] for line in _other_ends(found, (0,))] == [
+    assert [line.split(" ends ")[0] for line in _other_ends(result, (0,))] == [
         f"the tokenizer's eos_token '<think>' ({start})",
         f"the chat template's end '</think>' ({end})",
     ]
-    assert _other_ends(found, (start, end)) == []
+    assert _other_ends(result, (start, end)) == []

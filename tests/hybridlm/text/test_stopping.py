@@ -1,4 +1,4 @@
-"""Stop strings in growing text: found across token borders, never given out, and never in half characters."""
+"""Stop strings in growing text: found across tokens, never emitted, never in half characters."""
 
 import pytest
 import tokenizers
@@ -38,7 +38,7 @@ def ids(*pieces: str) -> list[int]:
 
 
 def grow(tokens: list[int], *stops: str) -> tuple[GrowingText, list[str]]:
-    """Return the text that each token releases, until a stop string is found; then the rest."""
+    """Return released text per token until a stop string, then the rest."""
     text = GrowingText(TOKENIZER, stops)
     given_out = []
     for token in tokens:
@@ -142,9 +142,9 @@ def test_what_is_given_out_is_the_text_before_the_first_stop(pieces: list[str], 
     assert "".join(given_out) == text.text
     # Token by token: the first prefix of the tokens whose text holds a stop string is cut at the earliest one.
     for count in range(1, len(tokens) + 1):
-        whole = TOKENIZER.decode(tokens[:count])
-        found = [whole.find(stop) for stop in stops if stop in whole]
-        if found:
-            assert text.stopped and text.text == whole[: min(found)]
+        full = TOKENIZER.decode(tokens[:count])
+        results = [full.find(stop) for stop in stops if stop in full]
+        if results:
+            assert text.stopped and text.text == full[: min(results)]
             return
     assert not text.stopped and text.text == TOKENIZER.decode(tokens)

@@ -1,4 +1,4 @@
-"""Streams of every decoder of `tokenizers`: the pieces are the text of all ids, and stop strings are found."""
+"""Streams of every `tokenizers` decoder equal the text of all ids and stop correctly."""
 
 from collections.abc import Sequence
 
@@ -59,26 +59,25 @@ TOKENIZERS = {name: _tokenizer(name) for name in DECODERS}
 
 
 def ids_of(tokenizer: Tokenizer, text: str, level: bool) -> list[int]:
-    """Return a token for each byte of a text, of byte fallback or of a byte-level vocabulary."""
+    """Return one token per byte of a text, by fallback or byte-level vocabulary."""
     mapped = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     names = list("".join(piece for piece, _ in mapped)) if level else [BYTES[byte] for byte in text.encode()]
-    found = [tokenizer.token_to_id(name) for name in names]
-    return [token for token in found if token is not None]
+    return [token for token in [tokenizer.token_to_id(name) for name in names] if token is not None]
 
 
 @st.composite
 def sequences(draw: st.DrawFn, tokenizer: Tokenizer) -> list[int]:
-    """Return ids of texts of any script, cut anywhere, between tokens of any kind, some beyond the vocabulary."""
+    """Return ids of any script, cut anywhere, with any tokens, some beyond the vocabulary."""
     ids: list[int] = []
     for _ in range(draw(st.integers(1, 6))):
         if draw(st.booleans()):
-            whole = ids_of(tokenizer, draw(st.sampled_from(TEXTS)), draw(st.booleans()))
+            full = ids_of(tokenizer, draw(st.sampled_from(TEXTS)), draw(st.booleans()))
             start = draw(st.sampled_from([0, 0, 0, 1, 2]))
-            ids += whole[start : draw(st.sampled_from([None, None, -1, -2, 4]))]
+            ids += full[start : draw(st.sampled_from([None, None, -1, -2, 4]))]
         else:
             names = st.sampled_from([*PIECES, *SPECIAL])
-            found = [tokenizer.token_to_id(name) for name in draw(st.lists(names, max_size=6))]
-            ids += [token for token in found if token is not None]
+            results = [tokenizer.token_to_id(name) for name in draw(st.lists(names, max_size=6))]
+            ids += [token for token in results if token is not None]
         if draw(st.integers(0, 9)) == 0:
             ids += draw(st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=8))
     return ids * draw(st.sampled_from([1, 1, 1, 20]))
@@ -105,27 +104,27 @@ def test_pieces_are_the_text_of_all_ids(name: str, data: st.DataObject) -> None:
 def test_stop_strings_end_at_the_first_token_that_has_them(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
     ids = data.draw(sequences(tokenizer))[:40]
-    whole = tokenizer.decode(ids)
+    text = tokenizer.decode(ids)
     stops = data.draw(
-        st.lists(st.sampled_from(["漢", "b", " a", "本語", "漢b", ". ", "🙂", whole[3:6] or "x"]), min_size=1)
+        st.lists(st.sampled_from(["漢", "b", " a", "本語", "漢b", ". ", "🙂", text[3:6] or "x"]), min_size=1)
     )
-    growing, given_out, taken = GrowingText(tokenizer, stops), "", 0
+    growing, given_out, selection = GrowingText(tokenizer, stops), "", 0
     for token in ids:
         growing.push(token)
-        taken += 1
+        selection += 1
         given_out += growing.take()
         if growing.stopped:
             break
     growing.finish()
     given_out += growing.take(final=True)
-    so_far = tokenizer.decode(ids[:taken])
-    found = [place for place in (so_far.find(stop) for stop in stops) if place >= 0]
-    assert growing.stopped == bool(found)
-    assert growing.text == given_out == (so_far[: min(found)] if found else so_far)
-    for before in range(taken if growing.stopped else 0):
+    so_far = tokenizer.decode(ids[:selection])
+    results = [place for place in (so_far.find(stop) for stop in stops) if place >= 0]
+    assert growing.stopped == bool(results)
+    assert growing.text == given_out == (so_far[: min(results)] if results else so_far)
+    for initial in range(selection if growing.stopped else 0):
         # Text that ends within a character is not final, and neither are stop strings in it.
-        earlier = tokenizer.decode(ids[:before]).rstrip("\ufffd")
-        assert not any(stop in earlier for stop in stops)
+        first = tokenizer.decode(ids[:initial]).rstrip("\ufffd")
+        assert not any(stop in first for stop in stops)
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -139,8 +138,8 @@ def test_a_stop_string_of_byte_fallback_ends_at_its_last_byte() -> None:
     tokenizer = TOKENIZERS["llama"]
     ids = ids_of(tokenizer, "€漢字", False)
     growing = GrowingText(tokenizer, ["漢"])
-    taken = next(i for i, token in enumerate(ids, 1) if (growing.push(token), growing.stopped)[1])
-    assert (growing.text, taken) == ("€", 6)
+    selection = next(i for i, token in enumerate(ids, 1) if (growing.push(token), growing.stopped)[1])
+    assert (growing.text, selection) == ("€", 6)
 
 
 def test_an_invalid_byte_changes_the_run_that_it_ends() -> None:

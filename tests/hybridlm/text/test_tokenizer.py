@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: ids and text, text as it streams, chat templates in their sandbox."""
+"""A checkpoint's tokenizer: ids and text, streams, sandboxed chat templates."""
 
 import json
 import random
@@ -139,8 +139,7 @@ def test_a_token_with_a_role_is_special(tmp_path: Path) -> None:
 
 
 def test_a_token_that_no_file_has_gets_the_next_id(tmp_path: Path) -> None:
-    tokenizer = load(save(tmp_path, eos_token="<gone>"))
-    assert tokenizer.eos_token_id == bytelevel().get_vocab_size()
+    assert load(save(tmp_path, eos_token="<gone>")).eos_token_id == bytelevel().get_vocab_size()
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
@@ -234,8 +233,8 @@ def test_long_streams_of_broken_utf8(tokenizer: Tokenizer) -> None:
     for ids in ([first] * 1000, [last] * 1000, [rng.choice([first, last]) for _ in range(1000)]):
         assert "".join(pieces(StreamDecoder(decode), ids)) == tokenizer.decode(ids)
     # A character that would be cut in two where the window is.
-    for before in range(24, 36):
-        ids = [last] * before + tokenizer.encode("🙂") + [last] * 60
+    for initial in range(24, 36):
+        ids = [last] * initial + tokenizer.encode("🙂") + [last] * 60
         assert "".join(pieces(StreamDecoder(decode), ids)) == tokenizer.decode(ids)
     assert longest < 100
 
@@ -257,9 +256,7 @@ def test_chat(tokenizer: Tokenizer) -> None:
 
 
 def test_where_templates_come_from(tmp_path: Path) -> None:
-    def source(text: str) -> str:
-        return text + "{{ messages[0].content }}"
-
+    source = lambda text: text + "{{ messages[0].content }}"
     named = [{"name": name, "template": source(name)} for name in ("default", "tool_use", "rag")]
     tokenizer = load(save(tmp_path, named))
     assert tokenizer.apply_chat_template(CHAT) == "defaultSei höflich."
@@ -349,20 +346,20 @@ def test_messages_are_not_changed_and_none_is_absent(tokenizer: Tokenizer) -> No
 @pytest.mark.oracle
 def test_as_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = load(save(tmp_path, bos_token="<|endoftext|>"))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert len(theirs) == ours.vocab_size and theirs.eos_token_id == ours.eos_token_id
+    lm = load(save(tmp_path, bos_token="<|endoftext|>"))
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len(reference) == lm.vocab_size and reference.eos_token_id == lm.eos_token_id
     for text in SAMPLES:
-        ids = theirs.encode(text)
-        assert ours.encode(text) == ids
+        ids = reference.encode(text)
+        assert lm.encode(text) == ids
         for skip in (True, False):
-            assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
+            assert lm.decode(ids, skip) == reference.decode(ids, skip_special_tokens=skip)
     chats = [CHAT, CHAT[1:], [*CHAT, {"role": "assistant", "content": "Da.", "tool_calls": None}]]
     for chat in chats:
         choices: tuple[dict[str, Any], ...] = ({}, {"tools": [{"type": "function", "ä": 1}]}, {"enable_thinking": True})
         for options in choices:
             for prompt in (True, False):
-                expected = theirs.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt, **options)
-                assert ours.apply_chat_template(chat, prompt, **options) == expected
-    ids = theirs.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
-    assert ours.encode(ours.apply_chat_template(CHAT), add_special_tokens=False) == ids
+                expected = reference.apply_chat_template(chat, tokenize=False, add_generation_prompt=prompt, **options)
+                assert lm.apply_chat_template(chat, prompt, **options) == expected
+    ids = reference.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert lm.encode(lm.apply_chat_template(CHAT), add_special_tokens=False) == ids

@@ -15,7 +15,7 @@ from hybridlm.text.tokenizer import Tokenizer
 
 
 def write(path: Path, config: dict[str, Any], **settings: Any) -> Path:
-    """Write a byte-level tokenizer that joins "12", "a'" and, without a merge, "xy"; nothing is split before."""
+    """Write a byte-level tokenizer that joins "12", "a'" and, without a merge, "xy"."""
     vocabulary = {
         token: i for i, token in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "a'", "Ã©", "xy"])
     }
@@ -30,9 +30,9 @@ def write(path: Path, config: dict[str, Any], **settings: Any) -> Path:
 
 
 def load(path: Path) -> Tokenizer:
-    found = Tokenizer.from_dir(path)
-    assert found is not None
-    return found
+    tokenizer = Tokenizer.from_dir(path)
+    assert tokenizer is not None
+    return tokenizer
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_class_has_its_own_pipeline(tmp_path: Path, kind: str, named: str | No
 def test_a_class_that_is_not_built_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match="transformers' GemmaTokenizer does not use tokenizer.json as it is"
-    ) as told:
+    ) as error:
         load(write(tmp_path, {"model_type": "lfm2"}, tokenizer_class="GemmaTokenizerFast"))
-    # What the message says to do works.
-    assert "write TokenizersBackend instead" in str(told.value)
+    # The message's remedy works.
+    assert "write TokenizersBackend instead" in str(error.value)
     load(write(tmp_path, {"model_type": "lfm2"}, tokenizer_class="TokenizersBackend"))
 
 

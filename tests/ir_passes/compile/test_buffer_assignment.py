@@ -1,4 +1,4 @@
-"""The buffer assignment of executables that do not give it out: written by XLA, kept, taken for that program alone."""
+"""Buffer assignments of executables without access to them: dumped by XLA, stored, matched."""
 
 import tempfile
 from collections.abc import Iterator
@@ -51,14 +51,14 @@ SECONDS, DIRECTORY = "jax_persistent_cache_min_compile_time_secs", "jax_compilat
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path) -> Iterator[Path]:
-    """A compilation cache of the test's own, to which nothing is written until `keep_programs`."""
-    before = {name: jax.config.values[name] for name in (SECONDS, DIRECTORY)}
+    """A private compilation cache, empty until `keep_programs`."""
+    initial = {name: jax.config.values[name] for name in (SECONDS, DIRECTORY)}
     path = tmp_path / "cache"
     jax.config.update(DIRECTORY, str(path))
     jax.config.update(SECONDS, 1e9)
     reset_cache()
     yield path
-    for name, value in before.items():
+    for name, value in initial.items():
         jax.config.update(name, value)
     reset_cache()
 
@@ -73,7 +73,7 @@ def programs(cache: Path) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which temporary folders are made."""
+    """The folder of temporary folders."""
     path = tmp_path / "temporary"
     path.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(path))
@@ -82,23 +82,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", PROVED)
 def test_audit_of_what_xla_wrote_is_that_of_what_it_gave_out(name: str, folder: Path, monkeypatch) -> None:
-    given = compiled(right_steps()[name], passes=(), may_copy=["*"])
-    seen = hide_assignments(monkeypatch)
+    settings = compiled(right_steps()[name], passes=(), may_copy=["*"])
+    executable = hide_assignments(monkeypatch)
     written = compiled(right_steps()[name], passes=(), may_copy=["*"])
-    assert given.audit is not None and written.audit is not None
-    assert replace(written.audit, seconds=0.0) == replace(given.audit, seconds=0.0)
-    assert written.certificate == given.certificate and written.certificate.not_audited is None
-    assert [buffer_assignment.FOLDER in options for options in seen] == [True]
+    assert settings.audit is not None and written.audit is not None
+    assert replace(written.audit, seconds=0.0) == replace(settings.audit, seconds=0.0)
+    assert written.certificate == settings.certificate and written.certificate.not_audited is None
+    assert [buffer_assignment.FOLDER in options for options in executable] == [True]
     assert list(folder.iterdir()) == []
 
 
 def test_faults_are_found_in_what_xla_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AuditError) as given:
+    with pytest.raises(AuditError) as error:
         compiled(WRONG, passes=())
     hide_assignments(monkeypatch)
     with pytest.raises(AuditError) as written:
         compiled(WRONG, passes=())
-    assert written.value.findings == given.value.findings
+    assert written.value.findings == error.value.findings
 
 
 def test_folder_goes_when_the_compilation_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,24 +114,33 @@ def test_folder_goes_when_the_compilation_fails(folder: Path, monkeypatch: pytes
 
 def test_folder_of_the_users_own_is_used_and_left(folder: Path, tmp_path: Path, monkeypatch) -> None:
     hide_assignments(monkeypatch)
-    own = tmp_path / "own"
-    step = compiled(compiler_options={buffer_assignment.FOLDER: str(own)})
-    assert step.certificate.holds and list(own.glob("*gather_compute_scatter*after_optimizations.hlo.pb"))
+    directory = tmp_path / "own"
+    step = compiled(compiler_options={buffer_assignment.FOLDER: str(directory)})
+    assert step.certificate.holds and list(directory.glob("*gather_compute_scatter*after_optimizations.hlo.pb"))
     assert list(folder.iterdir()) == []
 
 
 def test_step_without_an_assignment_is_proved_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = compiled()
+    extra = compiled()
     hide_assignments(monkeypatch, erase)
     step = compiled()
-    known = step.certificate
-    assert step.audit is None and known.not_audited is not None and "XLA wrote none" in known.not_audited
-    assert (known.proved, known.assumed, known.faults) == (given.certificate.proved, given.certificate.assumed, ())
-    assert known.is_proof and not known.holds and known.audited == () and known.fingerprints.hlo is None
-    assert known.memory.temp == given.certificate.memory.temp
+    certificate = step.certificate
+    assert step.audit is None and certificate.not_audited is not None and "XLA wrote none" in certificate.not_audited
+    assert (certificate.proved, certificate.assumed, certificate.faults) == (
+        extra.certificate.proved,
+        extra.certificate.assumed,
+        (),
+    )
+    assert (
+        certificate.is_proof
+        and not certificate.holds
+        and certificate.audited == ()
+        and certificate.fingerprints.hlo is None
+    )
+    assert certificate.memory.temp == extra.certificate.memory.temp
     for text in (step.report(), repr(step), step._repr_html_()):
         assert "proved, NOT AUDITED" in text
-    assert known.not_audited in step.report()
+    assert certificate.not_audited in step.report()
     fresh = (pool(), slots(), x())
     new, sums = step(*fresh)
     expected, expected_sums = gather_compute_scatter(*ARGS)
@@ -141,28 +150,28 @@ def test_step_without_an_assignment_is_proved_and_runs(monkeypatch: pytest.Monke
 
 def test_platform_that_gives_out_nothing_after_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU is not asked for a dump: it is compiled once."""
-    seen = hide_assignments(monkeypatch)
+    executable = hide_assignments(monkeypatch)
     monkeypatch.setattr(buffer_assignment, "GIVEN_OUT", frozenset({"cpu"}))
     assert compiled().certificate.not_audited is not None
-    assert seen == [{}]
+    assert executable == [{}]
 
 
 def test_platform_whose_operations_the_audit_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dump of its compiler could be read, and would be full of findings that are no faults."""
-    seen = hide_assignments(monkeypatch)
+    """Such a dump is readable, but its findings would be no faults."""
+    executable = hide_assignments(monkeypatch)
     monkeypatch.setattr(buffer_assignment.jax_private, "platform_of", lambda _: "metal")
     reason = compiled().certificate.not_audited
-    assert reason is not None and "metal" in reason and seen == [{}]
+    assert reason is not None and "metal" in reason and executable == [{}]
 
 
 def test_program_that_jaxs_cache_has_is_compiled_and_written(cache: Path, tmp_path: Path, monkeypatch) -> None:
     keep_programs()
-    seen = hide_assignments(monkeypatch)
+    executable = hide_assignments(monkeypatch)
     compiled(passes=(), certify="off")
-    before = programs(cache)
-    first, again = (compiled(passes=(), certificates=tmp_path / "certificates") for _ in range(2))
-    assert first.certificate.holds and again.certificate == first.certificate and again.certificate.reused
-    assert len(seen) == 3 and programs(cache) == before == 1
+    initial = programs(cache)
+    first, program = (compiled(passes=(), certificates=tmp_path / "certificates") for _ in range(2))
+    assert first.certificate.holds and program.certificate == first.certificate and program.certificate.reused
+    assert len(executable) == 3 and programs(cache) == initial == 1
 
 
 def of_the_same_name(pool, slots, x):
@@ -183,17 +192,17 @@ def test_what_was_written_is_not_taken_for_another_program(damage: str, tmp_path
     (other,) = (tmp_path / "other").glob("*after_optimizations.hlo.pb")
 
     def spoil(folder: Path, options: dict[str, Any]) -> None:
-        (mine,) = folder.glob("*after_optimizations.hlo.pb")
-        dump = mine.read_bytes()
+        (path,) = folder.glob("*after_optimizations.hlo.pb")
+        dump = path.read_bytes()
         if damage == "cut off":
-            mine.write_bytes(dump[:-9])
+            path.write_bytes(dump[:-9])
         elif damage == "no protobuf":
-            mine.write_bytes(b"\xff" * 64)
+            path.write_bytes(b"\xff" * 64)
         elif damage in ("of another program", "of another constant"):
-            mine.write_bytes(other.read_bytes())
+            path.write_bytes(other.read_bytes())
         else:
             # One more allocation, index 99, of 64 bytes of scratch, behind the others.
-            mine.write_bytes(dump + bytes([3 << 3 | 2, 6, 3 << 3 | 2, 4, 8, 99, 16, 64]))
+            path.write_bytes(dump + bytes([3 << 3 | 2, 6, 3 << 3 | 2, 4, 8, 99, 16, 64]))
 
     hide_assignments(monkeypatch, spoil)
     assert compiled().certificate.not_audited is not None
@@ -204,39 +213,39 @@ def test_right_one_of_several_dumps_is_read(tmp_path: Path, monkeypatch: pytest.
     hide_assignments(monkeypatch)
     compiled(OTHER, compiler_options={"xla_dump_to": str(other)})
     monkeypatch.undo()
-    given = compiled()
+    settings = compiled()
 
     def add(path: Path, options: dict[str, Any]) -> None:
         (another,) = other.glob("*after_optimizations.hlo.pb")
         (path / "a.after_optimizations.hlo.pb").write_bytes(b"\xff" * 64)
         (path / "b.after_optimizations.hlo.pb").write_bytes(another.read_bytes())
-        (mine,) = path.glob("module_*after_optimizations.hlo.pb")
-        (path / "c.after_optimizations.hlo.pb").write_bytes(mine.read_bytes()[:-200])
+        (actual,) = path.glob("module_*after_optimizations.hlo.pb")
+        (path / "c.after_optimizations.hlo.pb").write_bytes(actual.read_bytes()[:-200])
 
     hide_assignments(monkeypatch, add)
-    assert compiled().certificate == given.certificate
+    assert compiled().certificate == settings.certificate
 
 
 def test_dump_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = hide_assignments(monkeypatch)
+    executable = hide_assignments(monkeypatch)
     monkeypatch.setattr(buffer_assignment, "MAX_DUMP_BYTES", 1000)
     reason = compiled().certificate.not_audited
-    assert reason is not None and "more than 1000" in reason and len(seen) == 1
+    assert reason is not None and "more than 1000" in reason and len(executable) == 1
 
 
 def test_proof_of_a_step_that_was_not_audited_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hide_assignments(monkeypatch, erase)
-    first, again = (compiled(certificates=tmp_path / "certificates").certificate for _ in range(2))
-    assert first.not_audited and again == first and (first.reused, again.reused) == (False, True)
+    first, repeat = (compiled(certificates=tmp_path / "certificates").certificate for _ in range(2))
+    assert first.not_audited and repeat == first and (first.reused, repeat.reused) == (False, True)
 
 
 def test_backend_that_does_not_know_sizes_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = compiled()
+    settings = compiled()
     hide_assignments(monkeypatch)
     monkeypatch.setattr(WithoutAssignment, "memory_analysis", lambda self: None)
     step = compiled()
-    assert given.audit is not None and step.audit is not None and step.certificate.holds
-    assert step.audit.temp_bytes == given.audit.temp_bytes > 0
+    assert settings.audit is not None and step.audit is not None and step.certificate.holds
+    assert step.audit.temp_bytes == settings.audit.temp_bytes > 0
 
 
 def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Certificates: JSON and back, strictly; hashes that every process agrees on; a store that survives a crash."""
+"""Certificates: strict JSON round trips, process-independent hashes, a crash-proof store."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ LEAK = Statement("cross-lane", "lane 0", "A leak.")
 
 
 def certificate(**changes: Any) -> Certificate:
-    made = Certificate(
+    result = Certificate(
         format=FORMAT,
         step="step",
         certify="error",
@@ -65,41 +65,41 @@ def certificate(**changes: Any) -> Certificate:
         seconds=Seconds(0.1, 0.25, 0.05, 0.1, 2.0, 0.2),
         reused=False,
     )
-    return dataclasses.replace(made, **changes)
+    return dataclasses.replace(result, **changes)
 
 
 def test_round_trip() -> None:
-    one = certificate()
-    read = Certificate.from_json(one.to_json())
-    assert read == one
-    assert (read.seconds, read.reused) == (one.seconds, one.reused)
-    assert Certificate.from_json(one.to_json().encode()) == one
-    assert Certificate.from_json(json.dumps(json.loads(one.to_json()))) == one
+    item = certificate()
+    read = Certificate.from_json(item.to_json())
+    assert read == item
+    assert (read.seconds, read.reused) == (item.seconds, item.reused)
+    assert Certificate.from_json(item.to_json().encode()) == item
+    assert Certificate.from_json(json.dumps(json.loads(item.to_json()))) == item
 
 
 def test_it_prints_one_line() -> None:
-    one = certificate(faults=(Statement("frame", "", "a & b"),))
-    assert repr(one).startswith(f"Certificate({one.step}: NOT CERTIFIED, {one.lanes} lanes, ")
-    assert "1 faults" in repr(one) and "\n" not in repr(one) and len(repr(certificate())) < 200
-    assert repr(certificate()).startswith(f"Certificate({one.step}: certified")
+    item = certificate(faults=(Statement("frame", "", "a & b"),))
+    assert repr(item).startswith(f"Certificate({item.step}: NOT CERTIFIED, {item.lanes} lanes, ")
+    assert "1 faults" in repr(item) and "\n" not in repr(item) and len(repr(certificate())) < 200
+    assert repr(certificate()).startswith(f"Certificate({item.step}: certified")
 
 
 def test_notebooks_show_it_escaped() -> None:
     page = certificate(step="<b>step", faults=(Statement("frame", "", "a & b"),))._repr_html_()
     assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
     assert "NOT CERTIFIED" in page and "NOT CERTIFIED" not in certificate()._repr_html_()
-    # What is claimed and what is wrong is in front, the rest behind its heading; empty headings are left out.
-    assert all(f"<details open><summary>{one} (1)" in page for one in ("proved", "audited", "faults"))
+    # Claims and faults are in front, the rest behind its heading; empty headings are left out.
+    assert all(f"<details open><summary>{item} (1)" in page for item in ("proved", "audited", "faults"))
     assert "<details><summary>notes (1)" in page and "assumed" not in page
 
 
 @pytest.mark.parametrize("field", ["proved", "audited", "assumed", "not_covered", "faults", "notes"])
 def test_statements_with_unknown_ids_are_refused(field: str) -> None:
     """A certificate with such a statement is neither made nor read."""
-    unknown = Statement("all-is-well", "", "All is well.")
+    statement = Statement("all-is-well", "", "All is well.")
     with pytest.raises(RecordError, match=rf"Certificate\.{field}.*all-is-well"):
-        certificate(**{field: (unknown,)})
-    statements = [dataclasses.asdict(unknown)]
+        certificate(**{field: (statement,)})
+    statements = [dataclasses.asdict(statement)]
     with pytest.raises(RecordError, match=rf"Certificate\.{field}.*all-is-well"):
         Certificate.from_json(edited((field,), statements))
 
@@ -110,18 +110,18 @@ def test_a_fault_is_no_claim() -> None:
 
 
 def test_seconds_are_not_compared_and_everything_else_is() -> None:
-    one = certificate()
-    assert certificate(seconds=Seconds(*[9.0] * 6), reused=True) == one
-    assert certificate(lanes=5) != one
-    assert certificate(versions=dataclasses.replace(VERSIONS, device="gpu")) != one
-    assert one.seconds.checking == pytest.approx(0.25)
+    item = certificate()
+    assert certificate(seconds=Seconds(*[9.0] * 6), reused=True) == item
+    assert certificate(lanes=5) != item
+    assert certificate(versions=dataclasses.replace(VERSIONS, device="gpu")) != item
+    assert item.seconds.checking == pytest.approx(0.25)
 
 
 def test_what_holds_of_a_step_that_was_not_audited() -> None:
-    one = certificate(audited=(), not_audited="this backend does not say where values lie")
-    assert one.is_proof and not one.holds and one.state == "proved, NOT AUDITED"
-    assert "not audited:\n    this backend does" in one.report() and "not audited (1)" in one._repr_html_()
-    assert Certificate.from_json(one.to_json()) == one != certificate(audited=())
+    item = certificate(audited=(), not_audited="this backend does not say where values lie")
+    assert item.is_proof and not item.holds and item.state == "proved, NOT AUDITED"
+    assert "not audited:\n    this backend does" in item.report() and "not audited (1)" in item._repr_html_()
+    assert Certificate.from_json(item.to_json()) == item != certificate(audited=())
     assert certificate(audited=(), not_audited="off", proved=()).state == "NOT CERTIFIED"
     assert certificate(not_audited="cannot be read", faults=(LEAK,)).state == "NOT CERTIFIED"
 
@@ -228,9 +228,9 @@ def test_certificate_with_a_statement_that_nobody_knows_is_refused(field: str) -
 
 def test_every_known_statement_is_read() -> None:
     for field, kinds in STATEMENTS.items():
-        statements = tuple(Statement(str(one), "", "A sentence.") for kind in kinds for one in kind)
-        one = certificate(**{field: statements})
-        assert Certificate.from_json(one.to_json()) == one
+        statements = tuple(Statement(str(entry), "", "A sentence.") for kind in kinds for entry in kind)
+        item = certificate(**{field: statements})
+        assert Certificate.from_json(item.to_json()) == item
 
 
 STEP = """
@@ -298,23 +298,18 @@ def test_fingerprint_sees_what_a_program_does() -> None:
 
 
 def test_fingerprint_of_a_contract_sees_every_entry() -> None:
-    def step(pool, slots, x):
-        return pool.at[slots].set(x), x
-
+    step = lambda pool, slots, x: (pool.at[slots].set(x), x)
     args = (jnp.zeros((8, 4)), jnp.arange(1, 4, dtype=jnp.int32), jnp.ones((3, 4)))
-
-    def bound(pool: Pool, slots: SlotMap) -> str:
-        return fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
-
-    one = bound(Pool("s"), SlotMap("s", 8))
-    others = [
+    bound = lambda pool, slots: fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
+    item = bound(Pool("s"), SlotMap("s", 8))
+    rest = [
         bound(Pool("s"), SlotMap("s", 7)),
         bound(Pool("t"), SlotMap("t", 8)),
         bound(Pool("s", dims=("slot", "x")), SlotMap("s", 8)),
         bound(Pool("s"), SlotMap("s", 8, role="write")),
     ]
-    assert bound(Pool("s"), SlotMap("s", 8)) == one
-    assert len({one, *others}) == 5
+    assert bound(Pool("s"), SlotMap("s", 8)) == item
+    assert len({item, *rest}) == 5
 
 
 def test_store_finds_what_it_kept(tmp_path: Path) -> None:
@@ -335,27 +330,22 @@ def test_store_finds_what_it_kept(tmp_path: Path) -> None:
 
 
 def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) -> None:
-    """Nothing but the name of the file tells them apart: the program and the contract are the same."""
+    """Only the file name differs: program and contract are the same."""
     store, other = CertificateStore(tmp_path), dataclasses.replace(KEY, rules="e" * 64)
     store.keep(KEY, certificate())
     (tmp_path / KEY.name).rename(tmp_path / other.name)
     assert store.find(other) is None
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{}",
-        certificate().to_json().encode()[:-3],
-        certificate(faults=(LEAK,)).to_json().encode(),
-        certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, KEY.rules, None, "e" * 64))
-        .to_json()
-        .encode(),
-        certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
-    ],
-    ids=["empty", "other", "cut off", "faulty", "another program", "another version"],
-)
+@pytest.mark.parametrize("content", [
+    b"",
+    b"{}",
+    certificate().to_json().encode()[:-3],
+    certificate(faults=(LEAK,)).to_json().encode(),
+    certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, KEY.rules, None,
+        "e" * 64)).to_json().encode(),
+    certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
+], ids=["empty", "other", "cut off", "faulty", "another program", "another version"])  # fmt: skip
 def test_file_that_holds_something_else_is_no_certificate(tmp_path: Path, content: bytes) -> None:
     store = CertificateStore(tmp_path)
     (tmp_path / KEY.name).write_bytes(content)

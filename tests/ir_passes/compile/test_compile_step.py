@@ -1,4 +1,4 @@
-"""compile_step: pools meet their successors, faults raise or warn, certificates hold and are reused, exports run."""
+"""compile_step: pools meet successors, faults raise or warn, certificates are reused, exports run."""
 
 import sys
 import warnings
@@ -48,7 +48,7 @@ def leaking(w, pool, slots, x):
 
 
 def shifting(state, x):
-    """Right, but the shifted rows need bytes beside their own, which XLA copies."""
+    """Right, but the shifted rows need extra bytes, so XLA copies."""
     shifted = jnp.concatenate([state[:, 1:], x[:, None]], axis=1)
     return (shifted * state).sum((1, 2)), shifted
 
@@ -73,12 +73,12 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def test_runs_as_the_function_and_consumes_its_pool_alone(step: CompiledStep) -> None:
-    given = args(1)
-    expected = one_pool(*given)
+    settings = args(1)
+    expected = one_pool(*settings)
     for _ in range(2):
         w, pool, slots, x = args(1)
         assert_same(step(w, pool, slots, x), expected)
-        assert [one.is_deleted() for one in (w, pool, slots, x)] == [False, True, False, False]
+        assert [item.is_deleted() for item in (w, pool, slots, x)] == [False, True, False, False]
 
 
 def test_certificate_says_what_was_done(step: CompiledStep) -> None:
@@ -87,8 +87,8 @@ def test_certificate_says_what_was_done(step: CompiledStep) -> None:
     assert Certificate.from_json(certificate.to_json()) == certificate
     assert (certificate.step, certificate.lanes, certificate.certify) == ("one_pool", LANES, "error")
     assert certificate.proved and certificate.audited and not certificate.faults
-    assert [(one.id, one.about) for one in certificate.assumed] == [(Assumption.SLOT_MAP, "args[2]")]
-    assert [one.id for one in certificate.audited] == [*AuditClaim]
+    assert [(item.id, item.about) for item in certificate.assumed] == [(Assumption.SLOT_MAP, "args[2]")]
+    assert [item.id for item in certificate.audited] == [*AuditClaim]
     assert certificate.contract == (
         f"args[0]: {Shared()}, float32[4, 4]",
         f"args[1]: {Pool('s')}, float32[8, 4]",
@@ -103,7 +103,7 @@ def test_certificate_says_what_was_done(step: CompiledStep) -> None:
     assert certificate.memory.temp >= (certificate.memory.temp_lower_bound or 0) > 0
     assert step.plan.size >= step.plan.lower_bound > 0
     assert certificate.fingerprints.hlo == (step.audit and step.audit.fingerprint)
-    assert [one.name for one in certificate.passes] == [one.name for one in step.passes]
+    assert [pass_.name for pass_ in certificate.passes] == [pass_.name for pass_ in step.passes]
     assert certificate.seconds.compile > 0 and certificate.seconds.prove > 0
     for text in ("one_pool: certified", "proved:", "audited:", "scratch before fusion"):
         assert text in step.report()
@@ -124,8 +124,8 @@ def test_scratch_is_planned_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
 def test_notebooks_show_certificate_pools_and_scratch(step: CompiledStep) -> None:
     page = step._repr_html_()
     assert page.startswith(step.certificate._repr_html_())
-    for one in step.certificate.pools:
-        assert f'<td>{one.path}</td><td>{one.successor}</td><td class="number">{one.bytes:,}</td>' in page
+    for pool in step.certificate.pools:
+        assert f'<td>{pool.path}</td><td>{pool.successor}</td><td class="number">{pool.bytes:,}</td>' in page
     assert f'<td>allocated by XLA</td><td class="number">{step.certificate.memory.temp:,}</td>' in page
 
 
@@ -151,8 +151,8 @@ def test_leak_only_warns_if_asked_to() -> None:
         step = compile_step(leaking, args(), ONE, certify="warn")
     assert len(step.certificate.faults) == len(warned)
     assert not step.certificate.holds and not step.certificate.proved and not step.passes
-    assert {one.id for one in step.certificate.faults} == {ViolationKind.CROSS_LANE}
-    assert NotCovered.ISOLATION in {one.id for one in step.certificate.not_covered}
+    assert {fault.id for fault in step.certificate.faults} == {ViolationKind.CROSS_LANE}
+    assert NotCovered.ISOLATION in {certificate.id for certificate in step.certificate.not_covered}
     assert step.certificate.audited
     assert_same(step(*args()), leaking(*args()))
 
@@ -166,22 +166,22 @@ def test_off_neither_proves_nor_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     step = compile_step(leaking, args(), ONE, certify="off")
     assert not step.certificate.holds and step.audit is None
     assert not step.certificate.proved and not step.certificate.audited
-    assert {one.id for one in step.certificate.not_covered} >= {NotCovered.ISOLATION, NotCovered.COMPILED_PROGRAM}
-    given = args()
-    assert_same(step(*given), leaking(*args()))
-    assert given[1].is_deleted()
+    assert {c.id for c in step.certificate.not_covered} >= {NotCovered.ISOLATION, NotCovered.COMPILED_PROGRAM}
+    settings = args()
+    assert_same(step(*settings), leaking(*args()))
+    assert settings[1].is_deleted()
 
 
 def test_fault_of_the_compiled_program() -> None:
     with pytest.raises(AuditError) as raised:
         compile_step(shifting, SHIFT_ARGS, SHIFT)
-    assert {one.kind for one in raised.value.findings} == {FindingKind.POOL_COPY}
+    assert {finding.kind for finding in raised.value.findings} == {FindingKind.POOL_COPY}
     with pytest.warns(CertificationWarning, match=FindingKind.POOL_COPY):
         step = compile_step(shifting, SHIFT_ARGS, SHIFT, certify="warn")
     assert step.certificate.proved and not step.certificate.holds
     assert step.certificate.pools[0].faults and step.certificate.pools[0].copies
-    assert {one.id for one in step.certificate.faults} == {FindingKind.POOL_COPY}
-    assert {*AuditClaim} - {one.id for one in step.certificate.audited} == {AuditClaim.NO_POOL_COPIES}
+    assert {fault.id for fault in step.certificate.faults} == {FindingKind.POOL_COPY}
+    assert {*AuditClaim} - {certificate.id for certificate in step.certificate.audited} == {AuditClaim.NO_POOL_COPIES}
     allowed = compile_step(shifting, SHIFT_ARGS, SHIFT, may_copy=["args[0]"])
     assert allowed.certificate.holds
     assert len(allowed.certificate.copies) == 1 and allowed.certificate.memory.copied == SHIFT_ARGS[0].nbytes
@@ -190,7 +190,7 @@ def test_fault_of_the_compiled_program() -> None:
 
 
 def test_the_remedy_of_a_copied_pool_is_may_copy() -> None:
-    """Followed to the letter: also for a path in brackets, which are patterns of fnmatch."""
+    """The suggested patterns of fnmatch work, also for bracketed paths."""
 
     def step(states, x):
         y, new = shifting(states[0], x)
@@ -223,7 +223,7 @@ def test_a_copied_pool_that_is_returned_as_a_lane_is_named_with_its_result() -> 
 
 
 def test_64_bit_slots_of_numpy_are_those_that_jax_traces() -> None:
-    """JAX takes them as int32, before the trace and in calls; under `jax_enable_x64` they are refused with a remedy."""
+    """JAX takes them as int32; under `jax_enable_x64` they are refused with a remedy."""
     w, pool, _, x = args()
     slots = np.array([3, 1, 2])
     expected = compile_step(one_pool, args(), ONE)(*args()[:2], slots, x)
@@ -246,7 +246,7 @@ class Pair(NamedTuple):
 
 
 def swapped(pools, x, extra):
-    """Outputs in an order in which JAX would give each pool the other's bytes, and a result of the same type."""
+    """Results in an order where JAX would give each pool the other's bytes."""
     a, b = pools
     return {"y": (extra + 1.0)}, Pair(b * 2.0 + x, a + x)
 
@@ -263,20 +263,20 @@ def rows(*values: float) -> tuple[jax.Array, ...]:
 
 def test_outputs_are_ordered_so_that_pools_meet_their_own_donors() -> None:
     a, b, x, extra = rows(1, 2, 3, 4)
-    given = (Pair(a, b), x, extra)
-    step = compile_step(swapped, given, SWAPPED)
+    operands = (Pair(a, b), x, extra)
+    step = compile_step(swapped, operands, SWAPPED)
     assert output_order(step.bound) == (2, 1, 0)
-    before = [one.unsafe_buffer_pointer() for one in (b, a)]
-    out, pools = step(*given)
+    initial = [item.unsafe_buffer_pointer() for item in (b, a)]
+    out, pools = step(*operands)
     assert isinstance(pools, Pair)
     assert_same((out, pools), ({"y": extra + 1.0}, Pair(jnp.full_like(x, 7.0), jnp.full_like(x, 4.0))))
-    assert [one.unsafe_buffer_pointer() for one in pools] == before
+    assert [pool.unsafe_buffer_pointer() for pool in pools] == initial
     # JAX takes another path from the second call on.
     for _ in range(2):
-        given = (Pair(pools.second, pools.first), x, extra)
-        expected = jax.jit(swapped)(*given)
+        operands = (Pair(pools.second, pools.first), x, extra)
+        expected = jax.jit(swapped)(*operands)
         expected = jax.tree.map(np.asarray, expected)
-        out, pools = step(*given)
+        out, pools = step(*operands)
         assert_same((out, pools), expected)
 
 
@@ -296,7 +296,7 @@ def test_argument_that_is_donated_in_part() -> None:
     step = compile_step(partly_donated, ({"pool": pool, "table": table, "old": old}, x), PARTLY)
     out = step({"pool": pool, "table": table, "old": old}, x)
     assert_same(out, (jnp.full_like(x, 8.0), jnp.full_like(x, 6.0)))
-    assert [one.is_deleted() for one in (pool, table, old, x)] == [True, False, False, False]
+    assert [item.is_deleted() for item in (pool, table, old, x)] == [True, False, False, False]
     assert [verdict.successor for verdict in step.certificate.pools] == [None, "result[1]"]
     with pytest.raises(TypeError, match="was compiled for arguments"):
         step({"pool": table, "table": table}, x)
@@ -312,7 +312,7 @@ def test_first_call_looks_where_the_pools_lie() -> None:
     step._entry = moved  # a stand-in
     with pytest.raises(AuditError) as raised:
         step(*args())
-    assert [(one.kind, one.where) for one in raised.value.findings] == [(FindingKind.NOT_IN_PLACE, "result[1]")]
+    assert [(f.kind, f.where) for f in raised.value.findings] == [(FindingKind.NOT_IN_PLACE, "result[1]")]
     step(*args())  # looked at once
 
     warned = compile_step(one_pool, args(), ONE, certify="warn")
@@ -323,17 +323,17 @@ def test_first_call_looks_where_the_pools_lie() -> None:
 
 def test_pool_that_a_numpy_view_holds_is_copied_and_found() -> None:
     step = compile_step(one_pool, args(), ONE)
-    given = args()
-    view = np.asarray(given[1])
+    settings = args()
+    view = np.asarray(settings[1])
     with pytest.raises(AuditError, match=FindingKind.NOT_IN_PLACE):
-        step(*given)
+        step(*settings)
     assert view.shape == (SLOTS, WIDTH)
 
 
 def test_pools_from_the_host_are_not_looked_at(step: CompiledStep) -> None:
-    again = compile_step(one_pool, args(), ONE)
+    compiled = compile_step(one_pool, args(), ONE)
     w, pool, slots, x = args()
-    assert_same(again(w, np.array(pool), np.array(slots), x), one_pool(*args()))
+    assert_same(compiled(w, np.array(pool), np.array(slots), x), one_pool(*args()))
 
 
 def test_a_call_goes_through_no_more_functions_than_xlas(step: CompiledStep) -> None:
@@ -356,13 +356,13 @@ def test_a_call_goes_through_no_more_functions_than_xlas(step: CompiledStep) -> 
         return entered, pool
 
     _, pool = functions(step.compiled, pool)  # its first call prepares the others
-    theirs, pool = functions(step.compiled, pool)
-    ours, pool = functions(step, pool)
-    assert ours <= theirs + 1
+    reference, pool = functions(step.compiled, pool)
+    actual, pool = functions(step, pool)
+    assert actual <= reference + 1
 
 
 class Doubles:
-    """A wrong rewrite: it doubles every result of one lane, so that nothing is proved any more."""
+    """A wrong rewrite that doubles one lane's results and loses the proof."""
 
     name: ClassVar[str] = "mix-lanes"
 
@@ -377,7 +377,7 @@ def test_rewrite_that_breaks_the_proof() -> None:
     assert any("mix-lanes" in note for note in raised.value.__notes__)
     with pytest.warns(CertificationWarning, match="mix-lanes"):
         step = compile_step(one_pool, args(), ONE, passes=(Doubles(),), certify="warn")
-    assert_same(step(*args()), one_pool(*args()))  # as it was traced
+    assert_same(step(*args()), one_pool(*args()))  # as traced
     assert step.certificate.proved and step.certificate.faults
 
 
@@ -431,7 +431,7 @@ def test_exported_stablehlo(step: CompiledStep, tmp_path: Path) -> None:
 
 
 def test_export_with_the_certificate_of_another_step_is_refused(step: CompiledStep, tmp_path: Path) -> None:
-    """A certificate with a right checksum, beside a program that it was not made with."""
+    """A certificate with a right checksum, next to another program."""
     other = replace(step.certificate, lanes=step.certificate.lanes + 1)
     replace(step.export(), certificate=other).save(tmp_path / "step.zip")
     with pytest.raises(ExportError, match="certificate is of another program"):
@@ -452,14 +452,14 @@ def test_a_step_is_exported_without_its_layouts() -> None:
 def test_exported_executable(step: CompiledStep, tmp_path: Path) -> None:
     step.export("executable").save(tmp_path / "step.zip")
     loaded = load_exported(tmp_path / "step.zip").load()
-    given = args(2)
-    assert_same(loaded(*given), list(one_pool(*args(2))))
-    assert given[1].is_deleted()
+    settings = args(2)
+    assert_same(loaded(*settings), list(one_pool(*args(2))))
+    assert settings[1].is_deleted()
     assert loaded.exported.certificate == step.certificate
     with pytest.raises(TypeError, match=r"args\[1\]: expected float32\(8, 4\), got float32\(3, 4\)"):
-        loaded(given[0], given[3], given[2], given[3])
+        loaded(settings[0], settings[3], settings[2], settings[3])
     with pytest.raises(TypeError, match="expected 4 arrays, got 1"):
-        loaded(given[0])
+        loaded(settings[0])
 
 
 def test_export_that_is_refused(step: CompiledStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,9 +483,9 @@ def test_export_that_is_refused(step: CompiledStep, tmp_path: Path, monkeypatch:
 def test_export_of_a_step_over_devices() -> None:
     mesh = jax.make_mesh((2,), ("lane",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("lane"))
-    given = tuple(jax.device_put(jnp.ones((4, 2)), sharding) for _ in range(2))
+    settings = tuple(jax.device_put(jnp.ones((4, 2)), sharding) for _ in range(2))
     contract = LaneContract((Pool("s"), Lane()), (Pool("s"), Lane()))
-    step = compile_step(lambda pool, x: (pool + x, x * 2.0), given, contract)
+    step = compile_step(lambda pool, x: (pool + x, x * 2.0), settings, contract)
     with pytest.raises(ExportError, match="over 2 devices"):
         step.export("executable")
-    assert_same(step(*given)[0], jnp.full((4, 2), 2.0))
+    assert_same(step(*settings)[0], jnp.full((4, 2), 2.0))

@@ -1,4 +1,4 @@
-"""Collectives of constants, which XLA may compute on each device, and collectives of complex numbers."""
+"""Collectives of constants, possibly computed locally by XLA, and of complex numbers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,18 +34,14 @@ def certificate(exchange: Callable[[Array], Array], dtype: Any = jnp.float32) ->
     return compile_step(step_of(exchange), args, CONTRACT).certificate
 
 
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        lambda x: x * lax.psum(jnp.ones(x.shape), "model"),
-        lambda x: x * lax.psum(jnp.float32(1), "model"),
-        lambda x: x * lax.psum(lax.psum(jnp.ones(x.shape), "model"), "data"),
-        lambda x: x * lax.pmax(jnp.ones(x.shape), "model"),
-        lambda x: x * lax.all_gather(jnp.ones(8), "model").sum(0)[:, None],
-        lambda x: lax.fori_loop(0, 3, lambda _, x: x * lax.psum(jnp.ones(x.shape), "model"), x),
-    ],
-    ids=["array", "number", "over two axes", "maximum", "gathered", "in a loop"],
-)
+@pytest.mark.parametrize("exchange", [
+    lambda x: x * lax.psum(jnp.ones(x.shape), "model"),
+    lambda x: x * lax.psum(jnp.float32(1), "model"),
+    lambda x: x * lax.psum(lax.psum(jnp.ones(x.shape), "model"), "data"),
+    lambda x: x * lax.pmax(jnp.ones(x.shape), "model"),
+    lambda x: x * lax.all_gather(jnp.ones(8), "model").sum(0)[:, None],
+    lambda x: lax.fori_loop(0, 3, lambda _, x: x * lax.psum(jnp.ones(x.shape), "model"), x),
+], ids=["array", "number", "over two axes", "maximum", "gathered", "in a loop"])  # fmt: skip
 def test_collectives_of_constants_may_be_missing(exchange: Callable[[Array], Array]) -> None:
     assert certificate(exchange).holds
 
@@ -56,8 +52,8 @@ def test_collectives_of_constants_may_be_missing(exchange: Callable[[Array], Arr
     ids=["psum", "all_gather"],
 )
 def test_complex_numbers_are_exchanged(exchange: Callable[[Array], Array]) -> None:
-    held = certificate(exchange, jnp.complex64)
-    assert held.holds and [one.dtype for one in held.collectives] == ["complex64"]
+    contents = certificate(exchange, jnp.complex64)
+    assert contents.holds and [collective.dtype for collective in contents.collectives] == ["complex64"]
 
 
 @pytest.mark.parametrize("axes", [("data", "model"), ("model", "data")])
@@ -67,18 +63,18 @@ def test_devices_are_gathered_in_the_order_of_the_axes(axes: tuple[str, ...]) ->
 
 def test_devices_are_gathered_in_the_order_of_their_groups() -> None:
     groups = [[3, 0], [2, 1]]
-    held = certificate(lambda x: lax.all_gather(x, "model", axis=1, tiled=True, axis_index_groups=groups)[:, :4])
-    assert held.holds
+    contents = certificate(lambda x: lax.all_gather(x, "model", axis=1, tiled=True, axis_index_groups=groups)[:, :4])
+    assert contents.holds
 
 
 def test_what_depends_on_an_input_or_a_device_is_no_constant() -> None:
     def exchange(x):
-        known = lax.psum(jnp.ones(4), "model") + lax.psum(lax.axis_index("model").astype(jnp.float32), "model")
+        table = lax.psum(jnp.ones(4), "model") + lax.psum(lax.axis_index("model").astype(jnp.float32), "model")
         return (
-            x * known[None]
+            x * table[None]
             + lax.psum(x, "model")
             + lax.fori_loop(0, 2, lambda _, x: lax.psum(x, "model"), jnp.zeros(4))[None]
         )
 
     program = jax.make_jaxpr(step_of(exchange))(jnp.ones((8, 16)), jnp.ones((8, 16)))
-    assert sorted(one.constant for one in schedule_of(program)) == [False, False, False, True]
+    assert sorted(item.constant for item in schedule_of(program)) == [False, False, False, True]

@@ -1,4 +1,4 @@
-"""A store of compiled steps: what was kept runs as it did, and what is damaged or another's is compiled anew."""
+"""A store of compiled steps: stored steps run, damaged or foreign ones are recompiled."""
 
 import logging
 import os
@@ -48,10 +48,7 @@ def step_of(w: Any, pool: Any, slots: Any, x: Any) -> tuple[Out, Any]:
 
 def args(seed: int = 0) -> tuple[Any, ...]:
     random = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> jax.Array:
-        return jnp.asarray(random.normal(size=shape).astype(np.float32))
-
+    normal = lambda *shape: jnp.asarray(random.normal(size=shape).astype(np.float32))
     return normal(WIDTH, WIDTH), normal(SLOTS, WIDTH), jnp.array([5, 1, 3], jnp.int32), normal(LANES, WIDTH)
 
 
@@ -62,11 +59,11 @@ def never() -> CompiledStep:
 @pytest.fixture(autouse=True, scope="module")
 def no_cache_of_jax() -> Any:
     """XLA:CPU does not write all of a program that JAX took from its cache."""
-    before = jax.config.values["jax_enable_compilation_cache"]
+    initial = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore[attr-defined]
     yield
-    jax.config.update("jax_enable_compilation_cache", before)
+    jax.config.update("jax_enable_compilation_cache", initial)
     jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore[attr-defined]
 
 
@@ -104,44 +101,42 @@ def assert_same(got: Any, expected: Any) -> None:
 def test_what_was_kept_runs_as_it_did(step: CompiledStep, store: ExecutableStore) -> None:
     entry = store.find(KEY)
     assert entry is not None
-    again = restored(entry)
+    state = restored(entry)
     for seed in (1, 2):
-        given = args(seed)
-        assert_same(again(*given), step(*args(seed)))
-        assert [one.is_deleted() for one in given] == [False, True, False, False]
-    assert again.certificate == step.certificate
-    assert (step.certificate.stored, again.certificate.stored) == (False, True)
-    assert again.certificate.seconds == step.certificate.seconds
-    assert again.compiled.in_tree == step.compiled.in_tree and again.compiled.out_tree == step.compiled.out_tree
+        settings = args(seed)
+        assert_same(state(*settings), step(*args(seed)))
+        assert [item.is_deleted() for item in settings] == [False, True, False, False]
+    assert state.certificate == step.certificate
+    assert (step.certificate.stored, state.certificate.stored) == (False, True)
+    assert state.certificate.seconds == step.certificate.seconds
+    assert state.compiled.in_tree == step.compiled.in_tree and state.compiled.out_tree == step.compiled.out_tree
     with pytest.raises(AssertionError, match="compiled anew"):
-        _ = again.in_full
+        _ = state.in_full
 
 
 def test_arguments_of_other_types_are_refused_before_anything_runs(entry: Entry) -> None:
-    again = restored(entry)
+    state = restored(entry)
     w, pool, slots, x = args()
     for wrong in ((w, pool, slots, x[:2]), (w, pool.astype(jnp.bfloat16), slots, x), (w, pool, slots)):
         with pytest.raises((TypeError, ValueError)):
-            again(*wrong)
+            state(*wrong)
     assert not pool.is_deleted()
     with pytest.raises(NotStorable, match="argument 3"):
         restore(entry.description, entry.certificate, entry.program, (w, pool, slots, x[:2]), (Out,), never)
 
 
 def test_pool_that_a_numpy_view_holds_is_found(entry: Entry) -> None:
-    given = args()
-    view = np.asarray(given[1])
+    settings = args()
+    view = np.asarray(settings[1])
     with pytest.raises(AuditError, match=FindingKind.NOT_IN_PLACE):
-        restored(entry)(*given)
+        restored(entry)(*settings)
     assert view.shape == (SLOTS, WIDTH)
 
 
 def test_results_in_another_order_and_arguments_that_are_donated_in_part() -> None:
-    """Two pools of one shape whose successors come in the other order, in one argument with a table."""
+    """Two equal-shaped pools with swapped successors, in one argument with a table."""
     contract = LaneContract(({"a": Pool("a"), "b": Pool("b"), "t": Shared()}, Lane()), (Pool("b"), Lane(), Pool("a")))
-
-    def swapped(state: Any, x: Any) -> Any:
-        return state["b"] + x, x * state["t"], state["a"] * 2 + x
+    swapped = lambda state, x: (state["b"] + x, x * state["t"], state["a"] * 2 + x)
 
     def given() -> Any:
         return {"a": jnp.ones((LANES, WIDTH)), "b": jnp.full((LANES, WIDTH), 3.0), "t": jnp.ones((1, WIDTH))}, jnp.ones(
@@ -151,8 +146,8 @@ def test_results_in_another_order_and_arguments_that_are_donated_in_part() -> No
     step = compile_step(swapped, given(), contract)
     assert step.calling.argnums is None and not step.calling.in_order
     description, program = describe(step, given())
-    again = restore(description, step.certificate, program, given(), (), never)
-    assert_same(again(*given()), swapped(*given()))
+    repeat = restore(description, step.certificate, program, given(), (), never)
+    assert_same(repeat(*given()), swapped(*given()))
 
 
 def test_steps_with_more_to_them_are_not_kept(step: CompiledStep) -> None:
@@ -168,29 +163,27 @@ def test_steps_with_more_to_them_are_not_kept(step: CompiledStep) -> None:
 
 
 def damage(content: bytes, number: int) -> bytes:
-    """One of five kinds: cut, longer, bits flipped, sections in another order, a part in the place of another."""
+    """Damage of five kinds: cut, extended, flipped, reordered, or replaced bytes."""
     rng = random.Random(number)
-    at, kind = rng.randrange(len(content)), number % 5
+    index, kind = rng.randrange(len(content)), number % 5
     if kind == 0:
-        return content[:at]
+        return content[:index]
     if kind == 1:
-        return content + content[at : at + 64]
+        return content + content[index : index + 64]
     if kind == 2:
-        at = rng.randrange(3000) if number % 2 else at
-        return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+        index = rng.randrange(3000) if number % 2 else index
+        return content[:index] + bytes([content[index] ^ 1 << rng.randrange(8)]) + content[index + 1 :]
     if kind == 3:
-        return content[:44] + content[at:] + content[44:at]
+        return content[:44] + content[index:] + content[44:index]
     to = rng.randrange(len(content) - 64)
-    return content[:to] + content[at : at + 64].ljust(64, b"\0") + content[to + 64 :]
+    return content[:to] + content[index : index + 64].ljust(64, b"\0") + content[to + 64 :]
 
 
-def test_damaged_files_are_misses_with_one_line(
-    entry: Entry, store: ExecutableStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole, missed = file_of(store).read_bytes(), 0
+def test_damaged_files_are_misses_with_one_line(entry: Entry, store: ExecutableStore, caplog: pytest.LogCaptureFixture):
+    full, missed = file_of(store).read_bytes(), 0
     for number in range(250):
-        content = damage(whole, number)
-        if content == whole:
+        content = damage(full, number)
+        if content == full:
             continue
         file_of(store).write_bytes(content)
         caplog.clear()
@@ -213,9 +206,7 @@ def test_entry_of_another_key_is_a_miss(store: ExecutableStore, caplog: pytest.L
 
 
 @pytest.mark.parametrize("mode", [0o602, 0o620, 0o666, 0o777])
-def test_file_that_others_may_write_is_not_loaded(
-    store: ExecutableStore, mode: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_others_may_write_is_not_loaded(store: ExecutableStore, mode: int, caplog: pytest.LogCaptureFixture):
     file_of(store).chmod(mode)
     assert store.find(KEY) is None
     assert len(caplog.records) == 1 and f"{mode:o}" in caplog.records[0].getMessage()
@@ -235,9 +226,7 @@ def test_folder_that_others_may_write_is_not_used(
         assert error.value.folder
 
 
-def test_a_folder_that_cannot_be_written_is_named_once(
-    entry: Entry, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named_once(entry: Entry, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "file").touch()
     store = ExecutableStore(tmp_path / "file" / "steps")
     assert not store.keep("1" * 64, entry) and not store.keep("2" * 64, entry)
@@ -249,10 +238,10 @@ def test_file_of_another_user_is_not_loaded(
     store: ExecutableStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def foreign(descriptor: int) -> os.stat_result:
-        found = status(descriptor)
-        if stat.S_ISDIR(found.st_mode):
-            return found
-        return os.stat_result([value + 1 if i == 4 else value for i, value in enumerate(found)])  # the user
+        result = status(descriptor)
+        if stat.S_ISDIR(result.st_mode):
+            return result
+        return os.stat_result([value + 1 if i == 4 else value for i, value in enumerate(result)])  # the user
 
     status = os.fstat
     monkeypatch.setattr(trust.os, "fstat", foreign)
@@ -267,8 +256,8 @@ def test_file_of_another_user_is_not_loaded(
 def test_links_pipes_and_folders_are_not_loaded(
     store: ExecutableStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = file_of(store).rename(tmp_path / "elsewhere")
-    file_of(store).symlink_to(kept)
+    saved = file_of(store).rename(tmp_path / "elsewhere")
+    file_of(store).symlink_to(saved)
     os.mkfifo(file_of(store, "1" * 64))
     file_of(store, "2" * 64).mkdir()
     assert [store.find(number * 64) for number in "012"] == [None] * 3
@@ -289,8 +278,8 @@ def test_store_forgets_what_was_not_used_for_the_longest(tmp_path: Path, entry: 
         if number == "2":
             assert store.find("0" * 64) == entry  # used last
     assert store.find("1" * 64) is None and store.find("0" * 64) == entry and store.find("3" * 64) == entry
-    assert sorted(one.name[0] for one in store.entries()) == ["0", "2", "3"]
-    assert store.entries()[0].label == "a step" and {one.bytes for one in store.entries()} == {size}
+    assert sorted(entry.name[0] for entry in store.entries()) == ["0", "2", "3"]
+    assert store.entries()[0].label == "a step" and {entry.bytes for entry in store.entries()} == {size}
     assert store.forget(size) == (2, 2 * size)
     assert store.forget() == (1, size) and store.entries() == []
     assert not ExecutableStore(tmp_path / "small", size - 1).keep(KEY, entry)
@@ -331,7 +320,7 @@ def test_two_processes_write_and_forget_at_once(tmp_path: Path, entry: Entry, ro
         assert process.returncode == 0 and not errors, errors
     store = ExecutableStore(tmp_path / "steps")
     listed = store.entries()
-    assert 1 <= len(listed) <= 4 and all(store.find(one.name.removesuffix(".step")) == entry for one in listed)
+    assert 1 <= len(listed) <= 4 and all(store.find(path.name.removesuffix(".step")) == entry for path in listed)
     assert not list(store.directory.glob(".*"))
 
 
@@ -340,7 +329,7 @@ def shifted(w: Any, pool: Any, slots: Any, x: Any) -> tuple[Out, Any]:
 
 
 def test_certificate_of_something_else_is_refused(entry: Entry, step: CompiledStep) -> None:
-    """Every sha256 of the file is right; the certificate is of another program, other versions, or no proof."""
+    """All sha256 are right; the certificate is foreign, outdated, or no proof."""
     right = entry.certificate
     assert right.fingerprints.hlo is not None
     other = compile_step(shifted, args(), CONTRACT, certify="off")
@@ -356,9 +345,9 @@ def test_certificate_of_something_else_is_refused(entry: Entry, step: CompiledSt
         replace(entry, certificate=replace(right, faults=(fault,))),
         replace(entry, certificate=replace(right, proved=())),
     ]
-    for one in wrong:
+    for item in wrong:
         with pytest.raises(NotStorable):
-            restored(one)
+            restored(item)
     assert restored(entry).certificate == step.certificate
 
 
@@ -371,15 +360,15 @@ def test_step_with_faults_is_not_kept() -> None:
 
 
 def test_description_that_does_not_fit_is_refused(entry: Entry) -> None:
-    """A wrong description in a file whose every sha256 is right."""
+    """A wrong description in a file with right sha256 sums."""
     described = entry.description
-    (taken,) = described.successors
+    (selection,) = described.successors
     for wrong in (
         replace(described, order=(0, 0, 1)),
         replace(described, kept=(0, 1, 2, 9)),
         replace(described, kept=(0, 1, 3, 2)),
         replace(described, donated=(0,)),
-        replace(described, successors=(replace(taken, result=7),)),
+        replace(described, successors=(replace(selection, result=7),)),
         replace(described, leaves=5),
         replace(described, tree="[0, 0]"),
         replace(described, tree='{"Rows": [0]}'),

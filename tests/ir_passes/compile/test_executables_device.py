@@ -1,4 +1,4 @@
-"""The device a step is compiled for, which the executable and the arguments name, not the process."""
+"""The device of a step follows the executable and arguments, not the process."""
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,7 @@ def test_default_device_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
         raise AssertionError("the arguments say where the step will run")
 
     monkeypatch.setattr(jax, "devices", devices)
-    certificate = compile_step(STEP.fn, STEP.args, STEP.contract).certificate
-    assert certificate.versions.platform == "cpu"
+    assert compile_step(STEP.fn, STEP.args, STEP.contract).certificate.versions.platform == "cpu"
 
 
 def test_certificate_names_the_device_of_the_arguments() -> None:
@@ -41,6 +40,6 @@ def test_certificate_names_the_device_of_the_arguments() -> None:
     assert device_of(arguments[:2]) is None and device_of((jnp.ones(1),)) == jax.devices()[0]
     versions = current_versions(None, device_of(arguments))
     assert (versions.platform, versions.device) == ("gpu", "H100")
-    there = jax.sharding.SingleDeviceSharding(jax.devices()[1])
-    placed = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=there) for one in STEP.args)
+    single_device_sharding = jax.sharding.SingleDeviceSharding(jax.devices()[1])
+    placed = tuple(jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=single_device_sharding) for arg in STEP.args)
     assert device_of(placed) == jax.devices()[1]

@@ -1,4 +1,4 @@
-"""Steps in a process that was forked after JAX had started: an error, where JAX would wait forever."""
+"""A forked process raises an error where JAX would wait forever."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The decorator: one proof for each shape, static value, placement and setting; stages; pools donated; errors.
+"""The decorator: one proof per shape, static value, placement and setting; stages; errors.
 
 More than 300 lines: everything about one decorator.
 """
@@ -32,8 +32,8 @@ def plain(w, pool, x, scale=2.0):
 
 
 def arguments(lanes: int = 3, dtype: Any = np.float32) -> tuple[Any, ...]:
-    ones = lambda *shape: jnp.ones(shape, dtype)
-    return ones(WIDTH, WIDTH), ones(lanes, WIDTH), ones(lanes, WIDTH)
+    ones_value = lambda *shape: jnp.ones(shape, dtype)
+    return ones_value(WIDTH, WIDTH), ones_value(lanes, WIDTH), ones_value(lanes, WIDTH)
 
 
 def same(got: Any, expected: Any) -> None:
@@ -48,27 +48,27 @@ def step() -> IsolatedStep:
 
 @pytest.fixture
 def proofs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list that grows by one for each program that is proved first, before the rewrites."""
-    seen: list[Any] = []
+    """A list that grows by one for each proof before the rewrites."""
+    calls: list[Any] = []
     honest = lane_proof.prove_jaxpr
 
-    def counted(*given: Any) -> Any:
-        seen.append(given)
-        return honest(*given)
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return honest(*args)
 
     monkeypatch.setattr(lane_proof, "prove_jaxpr", counted)
-    return seen
+    return calls
 
 
 def test_the_same_shape_is_proved_once_and_a_new_one_once_more(step: IsolatedStep, proofs: list[Any]) -> None:
     for _ in range(3):
         same(step(*arguments()), plain(*arguments()))
-    once = len(proofs)
-    assert once and len(step.certificates) == 1
+    count = len(proofs)
+    assert count and len(step.certificates) == 1
     for lanes in (5, 3, 5):
         same(step(*arguments(lanes)), plain(*arguments(lanes)))
-    assert len(step.certificates) == 2 and len(proofs) == 2 * once
-    assert [one.lanes for one in step.certificates] == [3, 5] and step.certificate.lanes == 5  # pyright: ignore[reportGeneralTypeIssues]
+    assert len(step.certificates) == 2 and len(proofs) == 2 * count
+    assert [c.lanes for c in step.certificates] == [3, 5] and step.certificate.lanes == 5  # pyright: ignore[reportGeneralTypeIssues]
 
 
 NEW: dict[str, Any] = {
@@ -110,20 +110,20 @@ def test_settings_of_a_program_are_part_of_its_key(name: str, step: IsolatedStep
     with jax_private.with_setting(name, value):
         step._called(second, {})
     assert len(step.certificates) == 2
-    flags = [set(one.versions.flags) for one in step.certificates]
+    flags = [set(certificate.versions.flags) for certificate in step.certificates]
     assert flags[0] != flags[1]
 
 
 @pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs", "jax_disable_jit"])
 def test_a_setting_under_which_no_step_is_certified_is_named(name: str, step: IsolatedStep) -> None:
-    given = arguments()
+    settings = arguments()
     with jax_private.with_setting(name, True), pytest.raises(SettingError, match=name):
-        step(*given)
-    assert not given[1].is_deleted() and step.certificates == ()
+        step(*settings)
+    assert not settings[1].is_deleted() and step.certificates == ()
 
 
 def reordered(w, pool, x):
-    """The first result has shape and dtype of the pool, whose bytes JAX would give it."""
+    """The first result has the pool's shape and dtype, so JAX would reuse its bytes."""
     return x + w[:1], pool * 0.5 + x
 
 
@@ -144,23 +144,23 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("contract", "fn", "given"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("contract", "fn", "settings"), FORMS.values(), ids=FORMS)
 def test_later_calls_run_as_those_of_a_jitted_function(
-    contract: LaneContract, fn: Any, given: Any, monkeypatch: pytest.MonkeyPatch
+    contract: LaneContract, fn: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No line of Python is run for them."""
     step = isolated(contract, static_argnames="scale" if fn is plain else None)(fn)
-    args, named = given()
+    args, named = settings()
     step(*args, **named)
     looked_up: list[Any] = []
     honest = IsolatedStep._called
     monkeypatch.setattr(IsolatedStep, "_called", lambda *call: looked_up.append(call) or honest(*call))
     for _ in range(2):
-        (args, named), (again, _) = given(), given()
-        same(step(*args, **named), fn(*again, **named))
-        arrays = [one for one in jax.tree.leaves((args, named)) if isinstance(one, jax.Array)]
-        assert sum(one.is_deleted() for one in arrays) == 1 and not looked_up
-    with pytest.raises((RuntimeError, ValueError), match="deleted"):  # as XLA says it of a jitted function
+        (args, named), (repeat, _) = settings(), settings()
+        same(step(*args, **named), fn(*repeat, **named))
+        arrays = [leaf for leaf in jax.tree.leaves((args, named)) if isinstance(leaf, jax.Array)]
+        assert sum(array.is_deleted() for array in arrays) == 1 and not looked_up
+    with pytest.raises((RuntimeError, ValueError), match="deleted"):  # XLA's words for a jitted function
         step(*args, **named)
 
 
@@ -175,10 +175,10 @@ def test_without_the_look_up_of_jax_calls_are_slower_and_the_same(monkeypatch: p
 @pytest.mark.slow
 def test_programs_stay_when_jax_forgets_its_own(step: IsolatedStep, proofs: list[Any]) -> None:
     step(*arguments())
-    once = len(proofs)
+    count = len(proofs)
     jax.clear_caches()
     same(step(*arguments()), plain(*arguments()))
-    assert len(step.certificates) == 1 and len(proofs) == once
+    assert len(step.certificates) == 1 and len(proofs) == count
 
 
 def test_arrays_of_numpy_are_arrays(step: IsolatedStep) -> None:
@@ -192,7 +192,7 @@ def test_pools_are_donated_and_nothing_else(step: IsolatedStep) -> None:
     for named in (False, True, True):
         w, pool, x = arguments()
         step(w, x=x, pool=pool) if named else step(w, pool, x)
-        assert [one.is_deleted() for one in (w, pool, x)] == [False, True, False]
+        assert [item.is_deleted() for item in (w, pool, x)] == [False, True, False]
 
 
 TRANSFORMED = {
@@ -203,14 +203,14 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["at the first call", "later"])
+@pytest.mark.parametrize("traced", [False, True], ids=["at the first call", "later"])
 @pytest.mark.parametrize("transform", TRANSFORMED.values(), ids=TRANSFORMED)
-def test_refuses_to_be_part_of_another_program(transform: Any, known: bool, step: IsolatedStep) -> None:
-    if known:
+def test_refuses_to_be_part_of_another_program(transform: Any, traced: bool, step: IsolatedStep) -> None:
+    if traced:
         step(*arguments())
     with pytest.raises(TypeError, match="plain is isolated and was called under a transformation"):
         transform(step)
-    assert len(step.certificates) == known
+    assert len(step.certificates) == traced
     same(jax.jit(step.__wrapped__)(*arguments()), plain(*arguments()))
 
 
@@ -219,17 +219,17 @@ def test_a_leak_raises_at_every_call_and_nothing_runs() -> None:
         return plain(w, pool, x[::-1])
 
     step = isolated(CONTRACT)(leaking)
-    given = arguments()
+    settings = arguments()
     for _ in range(2):
         with pytest.raises(IsolationError):
-            step(*given)
-    assert not given[1].is_deleted() and step.certificates == ()
+            step(*settings)
+    assert not settings[1].is_deleted() and step.certificates == ()
     with pytest.raises(RuntimeError, match="leaking has not been called"):
         _ = step.certificate
 
 
 def fault_of(about: str) -> Callable[[ContractError], bool]:
-    return lambda error: [(one.id, one.about) for one in error.faults] == [(ContractFault.ARGUMENTS, about)]
+    return lambda error: [(fault.id, fault.about) for fault in error.faults] == [(ContractFault.ARGUMENTS, about)]
 
 
 def test_errors_say_which_argument(step: IsolatedStep) -> None:
@@ -274,10 +274,10 @@ def test_pools_of_one_argument_are_donated_in_part_by_name() -> None:
 
 def test_threads_compile_once(step: IsolatedStep, proofs: list[Any]) -> None:
     threads = [threading.Thread(target=lambda: step(*arguments())) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert len(step.certificates) == 1
 
 
@@ -290,27 +290,27 @@ def test_clear_cache_forgets(step: IsolatedStep) -> None:
 
 
 def test_the_stages_have_the_names_of_jax(step: IsolatedStep) -> None:
-    given = arguments()
+    settings = arguments()
     jitted = jax.jit(plain, static_argnames="scale", donate_argnums=1)
-    theirs, traced = jitted.trace(*given, scale=3.0), step.trace(*given, scale=3.0)
+    reference, traced = jitted.trace(*settings, scale=3.0), step.trace(*settings, scale=3.0)
     proved = traced.prove()
-    lowered = step.lower(*given, scale=3.0)
+    lowered = step.lower(*settings, scale=3.0)
     compiled = lowered.compile()
-    assert isinstance(compiled, CompiledStep) and not given[1].is_deleted()
+    assert isinstance(compiled, CompiledStep) and not settings[1].is_deleted()
     for stage in (traced, proved, lowered, compiled):
-        assert stage.in_tree == theirs.in_tree and stage.out_tree == theirs.out_tree
-        assert stage.in_avals == theirs.in_avals and stage.out_info == theirs.out_info
-        assert stage.args_info == theirs.args_info and stage.fun_name == "plain" == theirs.fun_name
-    assert str(traced.jaxpr) == str(theirs.jaxpr)
-    assert proved.proof is not None and [one.name for one in proved.passes] == [one.name for one in DEFAULT_PASSES]
+        assert stage.in_tree == reference.in_tree and stage.out_tree == reference.out_tree
+        assert stage.in_avals == reference.in_avals and stage.out_info == reference.out_info
+        assert stage.args_info == reference.args_info and stage.fun_name == "plain" == reference.fun_name
+    assert str(traced.jaxpr) == str(reference.jaxpr)
+    assert proved.proof is not None and [p.name for p in proved.passes] == [pass_.name for pass_ in DEFAULT_PASSES]
     assert "tf.aliasing_output" in lowered.as_text() and "plain" in str(lowered.compiler_ir())
     assert lowered.cost_analysis() and compiled.cost_analysis()
-    assert compiled.memory_analysis().alias_size_in_bytes == given[1].nbytes
+    assert compiled.memory_analysis().alias_size_in_bytes == settings[1].nbytes
     assert "HloModule" in (compiled.as_text() or "") and compiled.runtime_executable() is not None
     assert jax.tree.structure(compiled.input_shardings) == compiled.in_tree
     assert jax.tree.structure(compiled.output_shardings) == compiled.out_tree
     assert "TracedStep(plain, lanes=3)" == repr(traced)
-    same(compiled(*given), plain(*arguments(), scale=3.0))
+    same(compiled(*settings), plain(*arguments(), scale=3.0))
 
 
 def test_the_short_ways_are_the_stages(step: IsolatedStep) -> None:
@@ -329,12 +329,12 @@ def test_a_program_that_is_traced_already() -> None:
     assert proved.fun_name == "plain" and proved.in_tree == jax.tree.structure((arguments(), {}))
     pool, y = proved.lower().compile()(*arguments())
     same({"pool": pool, "y": y}, plain(*arguments()))
-    kept = prove(jax.jit(plain, static_argnames="scale").trace(*arguments(), scale=3.0), CONTRACT)
-    same(kept.lower().compile()(*arguments()), plain(*arguments(), scale=3.0))
+    saved = prove(jax.jit(plain, static_argnames="scale").trace(*arguments(), scale=3.0), CONTRACT)
+    same(saved.lower().compile()(*arguments()), plain(*arguments(), scale=3.0))
     leak = jax.make_jaxpr(lambda w, pool, x: plain(w, pool, x[::-1]))(*arguments())
     with pytest.raises(IsolationError) as raised:
         prove(leak, contract)
-    assert all("test_isolated.py" in one.source for one in raised.value.violations)
+    assert all("test_isolated.py" in violation.source for violation in raised.value.violations)
     with pytest.raises(TypeError, match="expected a jaxpr .*, got function"):
         prove(plain, contract)  # type: ignore[arg-type]  # wrong on purpose
 

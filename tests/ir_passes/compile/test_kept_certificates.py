@@ -1,4 +1,4 @@
-"""A step is not certified by a kept file that somebody else wrote, that another prover made, or of another program."""
+"""Stored certificates by other users, provers or programs certify no step."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ def args() -> tuple[Any, ...]:
 
 
 def forge(folder: Path) -> Path:
-    """Write a certificate of the step that leaks, made from the one of the right step; return its path."""
+    """Write the leaky step's certificate, forged from the right step's; return its path."""
     folder.mkdir(parents=True)
     right = compile_step(add, args(), CONTRACT, passes=()).certificate
     step = trace_step(leak, args(), CONTRACT).prove(passes=(), certify="off")
@@ -86,7 +86,7 @@ def test_forged_certificate_is_not_believed(name: str, tmp_path: Path, caplog: p
 
 
 def test_forgery_is_one_where_nobody_checks(tmp_path: Path) -> None:
-    """The forged file is what a proof is taken from: in the user's own folder it is that user's own doing."""
+    """The forged file is trusted in the user's own folder."""
     file = forge(tmp_path / "certificates")
     assert compile_step(leak, args(), CONTRACT, passes=(), certificates=file.parent).certificate.reused
 
@@ -112,7 +112,7 @@ print(len(list(Path(sys.argv[1]).glob("*"))))
 @pytest.mark.slow
 @pytest.mark.parametrize("times", ["new times", "old times"])
 def test_process_whose_sources_were_updated_keeps_no_proof(times: str, tmp_path: Path, root: Path) -> None:
-    """Its proof is by the rules that it imported, and the hash of the files is of those that came later."""
+    """Its proof follows imported rules with another hash than the updated files."""
     shutil.copytree(root / "ir_passes", tmp_path / "ir_passes", ignore=shutil.ignore_patterns("__pycache__"))
     folder = tmp_path / "certificates"
     command = [sys.executable, "-W", "error", "-c", UPDATED, str(folder), times]
@@ -123,9 +123,9 @@ def test_process_whose_sources_were_updated_keeps_no_proof(times: str, tmp_path:
 
 
 def test_proof_by_a_patched_rule_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that was replaced in memory is in no source file, whose hash the certificate has."""
+    """A rule replaced in memory is in no hashed source file."""
     other = registry.RULES["mul"]
-    monkeypatch.setitem(registry.RULES, "mul", lambda *operands, **more: other(*operands, **more))
+    monkeypatch.setitem(registry.RULES, "mul", lambda *operands, **options: other(*operands, **options))
     compile_step(add, args(), CONTRACT, certificates=tmp_path)
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
@@ -135,14 +135,14 @@ def test_proof_by_a_patched_rule_is_not_kept(tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[Path]:
-    """A compilation cache of JAX to which every program is written."""
-    before = {name: jax.config.values[name] for name in SETTINGS}
+    """A JAX compilation cache that stores every program."""
+    initial = {name: jax.config.values[name] for name in SETTINGS}
     path = tmp_path / "cache"
     for name, value in zip(SETTINGS, (str(path), 0.0), strict=True):
         jax.config.update(name, value)
     reset_cache()
     yield path
-    for name, value in before.items():
+    for name, value in initial.items():
         jax.config.update(name, value)
     reset_cache()
 
@@ -152,13 +152,13 @@ def lowered(fn: Any, certify: Any) -> LoweredStep:
 
 
 def replace_entry(cache: Path) -> None:
-    """Put the program of the step that leaks where JAX's cache has that of the right one."""
-    found = []
+    """Put the leaky program under the right program's key in JAX's cache."""
+    results = []
     for fn in (add, leak):
-        before = set(cache.glob("*-cache"))
+        initial = set(cache.glob("*-cache"))
         lowered(fn, "off").compile()
-        found += set(cache.glob("*-cache")) - before
-    right, wrong = found
+        results += set(cache.glob("*-cache")) - initial
+    right, wrong = results
     shutil.copyfile(wrong, right)
     jax.clear_caches()
     assert not is_right(lowered(add, "off").compile()), "JAX takes the entry: nothing was replaced otherwise"
@@ -176,16 +176,16 @@ def test_replaced_entry_of_jaxs_cache_does_not_run_as_certified(certify: Any, ca
 
 
 def test_another_thread_that_uses_the_cache_does_not_turn_it_on(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX asks once per process whether it has a cache: here another thread asks while the step is compiled."""
+    """JAX asks once per process for a cache; here another thread asks first."""
     replace_entry(cache)
     compile = jax.stages.Lowered.compile
 
-    def while_another_compiles(self: Any, *options: Any, **more: Any) -> Any:
+    def while_another_compiles(self: Any, *options: Any, **settings: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
             thread = threading.Thread(target=lambda: jax.jit(lambda x: x * 3.0).lower(1.0).compile())
             thread.start()
             thread.join()
-        return compile(self, *options, **more)
+        return compile(self, *options, **settings)
 
     step = lowered(add, "error")
     monkeypatch.setattr(jax.stages.Lowered, "compile", while_another_compiles)

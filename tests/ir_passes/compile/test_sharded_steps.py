@@ -1,4 +1,4 @@
-"""Steps over a mesh, compiled: their collectives are those of the program, their pools stay where each device has them.
+"""Compiled steps over a mesh: collectives follow the program, pools stay in place.
 
 Eight virtual devices.
 """
@@ -49,14 +49,14 @@ def cube() -> Mesh:
 
 
 def placed(args: tuple[Any, ...], specs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments on two by two devices, in bytes that no NumPy array shares: those could not be donated."""
+    """Arguments on two by two devices, in donatable bytes that no NumPy array shares."""
     split = [NamedSharding(mesh(2, 2), spec) for spec in specs]
     return tuple(jax.device_put(jnp.array(arg, copy=True), place) for arg, place in zip(args, split, strict=True))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_pool_that_does_not_lie_on_the_mesh_is_named_with_its_spec(kind: AxisType) -> None:
-    """Followed to the letter, the remedy is audited; JAX's own check of explicit axes stops at the first argument."""
+    """The suggested remedy passes the audit; JAX's own check stops at the first argument."""
     devices = jax.make_mesh((2,), ("data",), axis_types=(kind,), devices=jax.devices()[:2])
 
     def local(pool: Array, x: Array) -> Any:
@@ -71,8 +71,8 @@ def test_a_pool_that_does_not_lie_on_the_mesh_is_named_with_its_spec(kind: AxisT
     assert (first.path, first.name, first.type) == ("args[0]", "pool", "float32[4,6]")
     spec = eval(first.spec, {"P": P})
     assert spec[0] == "data" and f"jax.NamedSharding(mesh, jax.{first.spec})" in str(raised.value)
-    given = [jax.device_put(one, NamedSharding(devices, spec)) for one in (pool, x)]
-    assert compile_step(step, tuple(given), ROWS).certificate.holds
+    rows = [jax.device_put(item, NamedSharding(devices, spec)) for item in (pool, x)]
+    assert compile_step(step, tuple(rows), ROWS).certificate.holds
 
 
 @pytest.fixture(scope="module")
@@ -85,31 +85,31 @@ def test_rows_are_copied_between_devices_in_place(copied: CompiledStep) -> None:
     target, source, read, write = PROGRAMS["sharded rows copied"].args(1)
     expected = target.copy()
     expected[write] = source[read]
-    before = target
+    initial = target
     for _ in range(2):
-        given = placed((before, source, read, write), COPY_SPECS[:-1])
-        places = [shard.data.unsafe_buffer_pointer() for shard in given[0].addressable_shards]
-        (after,) = copied(*given)
-        assert [shard.data.unsafe_buffer_pointer() for shard in after.addressable_shards] == places
-        assert given[0].is_deleted() and not given[1].is_deleted()
-        assert after.sharding.spec == SPLIT
-        np.testing.assert_array_equal(np.asarray(after)[1:], expected[1:])
-        before = np.asarray(after)
+        array = placed((initial, source, read, write), COPY_SPECS[:-1])
+        places = [shard.data.unsafe_buffer_pointer() for shard in array[0].addressable_shards]
+        (final,) = copied(*array)
+        assert [shard.data.unsafe_buffer_pointer() for shard in final.addressable_shards] == places
+        assert array[0].is_deleted() and not array[1].is_deleted()
+        assert final.sharding.spec == SPLIT
+        np.testing.assert_array_equal(np.asarray(final)[1:], expected[1:])
+        initial = np.asarray(final)
 
 
 def test_certificate_lists_what_devices_exchange(copied: CompiledStep) -> None:
-    one = copied.certificate
-    assert one.holds and one.copies == ()
-    (exchange,) = one.collectives
+    certificate = copied.certificate
+    assert certificate.holds and certificate.copies == ()
+    (exchange,) = certificate.collectives
     assert (exchange.operation, exchange.axes, exchange.devices) == ("psum", ("data",), 2)
     assert (exchange.dtype, exchange.bytes, exchange.times) == ("float32", 4 * 3 * 4, 1)
     assert "sharded_rows.py:" in exchange.source
-    assert one.fingerprints.schedule == schedule_hash(one.collectives)
-    assert one.sent == 48, "half of it, and half of the sum"
+    assert certificate.fingerprints.schedule == schedule_hash(certificate.collectives)
+    assert certificate.sent == 48, "half of it, and half of the sum"
     line = "1 x psum over data of 48 bytes (float32) by each of 2 devices"
-    assert line in one.report() and line in inspect_page("copy", copied)
-    assert Certificate.from_json(one.to_json()) == one
-    changed = json.loads(one.to_json())
+    assert line in certificate.report() and line in inspect_page("copy", copied)
+    assert Certificate.from_json(certificate.to_json()) == certificate
+    changed = json.loads(certificate.to_json())
     changed["collectives"][0]["bytes"] = "48"
     with pytest.raises(ValueError, match=r"collectives\[0\]\.bytes"):
         Certificate.from_json(json.dumps(changed))
@@ -120,7 +120,7 @@ def test_bytes_are_those_of_one_device(copied: CompiledStep) -> None:
     assert copied.certificate.memory.arguments == shard
     assert copied.certificate.memory.aliased == 3 * 3 * 4
     assert copied.plan.size == plan_step_of("sharded rows copied").plan.size
-    assert all(one.bytes <= 4 * 3 * 4 for one in copied.plan.placements)
+    assert all(placement.bytes <= 4 * 3 * 4 for placement in copied.plan.placements)
 
 
 def plan_step_of(name: str) -> Any:
@@ -130,20 +130,18 @@ def plan_step_of(name: str) -> Any:
 
 def test_shapes_with_shardings_are_enough(copied: CompiledStep) -> None:
     program = PROGRAMS["sharded rows copied"]
-    given = placed(program.args(), COPY_SPECS[:-1])
-    types = tuple(jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding) for one in given)
-    again = compile_step(program.step, types, program.contract)
-    assert again.certificate.fingerprints == copied.certificate.fingerprints
-    planned = plan_step_of("sharded rows copied")
-    assert planned.collectives == copied.certificate.collectives
+    array = placed(program.args(), COPY_SPECS[:-1])
+    types = tuple(jax.ShapeDtypeStruct(item.shape, item.dtype, sharding=item.sharding) for item in array)
+    compiled = compile_step(program.step, types, program.contract)
+    assert compiled.certificate.fingerprints == copied.certificate.fingerprints
+    assert plan_step_of("sharded rows copied").collectives == copied.certificate.collectives
 
 
 def test_export_keeps_where_arrays_lie(copied: CompiledStep, tmp_path: Path) -> None:
     exported = copied.export()
     assert exported.signature.devices == 4 and exported.signature.arguments[0].donated
     assert exported.text is not None and "tf.aliasing_output" in exported.text and "num_partitions = 4" in exported.text
-    pool = exported.text.split("%arg0: ")[1].split("%arg1")[0]
-    assert '[{"data"}, {"model"}]' in pool
+    assert '[{"data"}, {"model"}]' in exported.text.split("%arg0: ")[1].split("%arg1")[0]
     exported.save(tmp_path / "step.zip")
     assert load_exported(tmp_path / "step.zip").certificate == copied.certificate
     with pytest.raises(ExportError, match="an executable over 4 devices cannot be exported"):
@@ -159,10 +157,10 @@ def test_export_keeps_where_arrays_lie(copied: CompiledStep, tmp_path: Path) -> 
 )  # fmt: skip
 def test_bytes_that_go_round_a_ring(operation: str, sent: int) -> None:
     """Four devices exchange a hundred bytes each."""
-    one = Collective(operation, ("model",), 4, "float32", 100, 3, "here:1")
-    assert one.sent == sent
-    assert bytes_sent([one, dataclasses.replace(one, times=1)]) == 4 * sent
-    assert bytes_sent([one, dataclasses.replace(one, times=None)]) is None
+    collective = Collective(operation, ("model",), 4, "float32", 100, 3, "here:1")
+    assert collective.sent == sent
+    assert bytes_sent([collective, dataclasses.replace(collective, times=1)]) == 4 * sent
+    assert bytes_sent([collective, dataclasses.replace(collective, times=None)]) is None
     assert set(OPERATIONS.values()) == set(_RING)
 
 
@@ -173,28 +171,25 @@ def test_bytes_are_not_fewer_than_pieces() -> None:
 def many(x: Array, narrow: Array) -> tuple[Array, ...]:
     """Every operation, alike ones and equal ones among them, in loops and branches."""
     first, second = lax.psum(x, "model"), lax.psum(x * 2, "model")
-    again = lax.psum(x, "model")
-    both = lax.psum(x + 1, ("expert", "model"))
+    total = lax.psum(x, "model")
+    pair = lax.psum(x + 1, ("expert", "model"))
     narrow = lax.psum(narrow, "model").astype(jnp.float32)
-    greatest, least = lax.pmax(x, "model"), lax.pmin(jnp.tanh(x), "expert")
+    greatest, smallest = lax.pmax(x, "model"), lax.pmin(jnp.tanh(x), "expert")
     gathered = lax.all_gather(x, "model", axis=1, tiled=True, to="invarying")[:, : x.shape[1]]
     swapped = lax.psum(lax.all_to_all(x, "model", 0, 1, tiled=True).reshape(x.shape), "model")
     passed = lax.psum(lax.ppermute(x, "model", [(0, 1), (1, 0)]), "model")
     pieces = lax.all_gather(lax.psum_scatter(x * 3, "expert", tiled=True), "expert", tiled=True, to="invarying")
-
-    def turn(carry, _):
-        return carry + lax.psum(jnp.tanh(carry) * x, "model"), None
-
+    turn = lambda carry, _: (carry + lax.psum(jnp.tanh(carry) * x, "model"), None)
     looped = lax.scan(turn, jnp.zeros_like(first), None, length=7, unroll=2)[0]
     branch = lax.cond(greatest.sum() > 0, lambda: lax.psum(x - 1, "model"), lambda: first)
-    return (first + second + again, both, narrow, greatest, least, gathered, swapped, passed, pieces, looped, branch)
+    return (first + second + total, pair, narrow, greatest, smallest, gathered, swapped, passed, pieces, looped, branch)
 
 
 def run_many(pool: Array, x: Array) -> tuple[Array, Array]:
     def local(pool, x):
-        whole = lax.pcast(x, ("model", "expert"), to="varying") + lax.axis_index("model").astype(x.dtype)
-        results = many(whole, (whole * 5).astype(jnp.bfloat16))
-        return pool, functools.reduce(jnp.add, [lax.pmax(lax.pmax(one, "model"), "expert") for one in results])
+        full = lax.pcast(x, ("model", "expert"), to="varying") + lax.axis_index("model").astype(x.dtype)
+        results = many(full, (full * 5).astype(jnp.bfloat16))
+        return pool, functools.reduce(jnp.add, [lax.pmax(lax.pmax(result, "model"), "expert") for result in results])
 
     return jax.shard_map(local, mesh=cube(), in_specs=(P("data"), P("data")), out_specs=(P("data"), P("data")))(pool, x)
 
@@ -209,15 +204,14 @@ def busy() -> tuple[jax.stages.Compiled, Any, tuple[Scheduled, ...]]:
 def test_every_collective_of_a_program_is_found_in_what_xla_made_of_it(busy: Any) -> None:
     compiled, bound, scheduled = busy
     report = audit(compiled, bound, mesh=cube(), scheduled=scheduled)
-    assert [one for one in report.findings if one.kind is FindingKind.COLLECTIVE] == []
-    assert sorted(map(str, report.schedule)) == sorted(str(one.collective) for one in scheduled)
-    sums = [one for one in scheduled if one.collective.operation in ("psum", "pmax", "pmin")]
+    assert [finding for finding in report.findings if finding.kind is FindingKind.COLLECTIVE] == []
+    assert sorted(map(str, report.schedule)) == sorted(str(item.collective) for item in scheduled)
+    sums = [item for item in scheduled if item.collective.operation in ("psum", "pmax", "pmin")]
     assert (compiled.as_text() or "").count(" all-reduce(") < len(sums), "none combined"
-    kinds = {one.operation for one in report.schedule}
+    kinds = {item.operation for item in report.schedule}
     assert kinds == {"psum", "pmax", "pmin", "all_gather", "all_to_all", "ppermute", "reduce_scatter"}
-    assert any(one.dtype == "bfloat16" for one in report.schedule)
-    turns = [one for one in report.schedule if one.times != 1]
-    assert [one.times for one in turns] == [3, 3]
+    assert any(array.dtype == "bfloat16" for array in report.schedule)
+    assert [turn.times for turn in [item for item in report.schedule if item.times != 1]] == [3, 3]
 
 
 def otherwise(scheduled: tuple[Scheduled, ...], **changes: Any) -> tuple[Scheduled, ...]:
@@ -242,34 +236,32 @@ def otherwise(scheduled: tuple[Scheduled, ...], **changes: Any) -> tuple[Schedul
 )
 def test_another_collective_than_the_programs_is_found(busy: Any, changes: dict[str, Any]) -> None:
     compiled, bound, scheduled = busy
-    found = audit(compiled, bound, mesh=cube(), scheduled=otherwise(scheduled, **changes)).findings
-    kinds = [one.kind for one in found]
+    findings = audit(compiled, bound, mesh=cube(), scheduled=otherwise(scheduled, **changes)).findings
+    kinds = [finding.kind for finding in findings]
     assert [kinds.count(kind) for kind in (FindingKind.COLLECTIVE, FindingKind.MISSING_COLLECTIVE)] == [1, 1]
 
 
 def test_one_collective_too_few_or_too_many_is_found(busy: Any) -> None:
     compiled, bound, scheduled = busy
-    few, many = scheduled[1:], (scheduled[0], *scheduled)
-    for wrong, kind in ((few, FindingKind.COLLECTIVE), (many, FindingKind.MISSING_COLLECTIVE)):
-        assert [one.kind for one in audit(compiled, bound, mesh=cube(), scheduled=wrong).findings].count(kind) == 1
+    small, count = scheduled[1:], (scheduled[0], *scheduled)
+    for wrong, kind in ((small, FindingKind.COLLECTIVE), (count, FindingKind.MISSING_COLLECTIVE)):
+        assert [f.kind for f in audit(compiled, bound, mesh=cube(), scheduled=wrong).findings].count(kind) == 1
 
 
 @pytest.mark.parametrize(
     ("length", "unroll", "times"), [(7, 2, [3, 3, 1]), (5, 1, [5]), (4, 4, [1] * 4), (3, 9, [1] * 3)]
 )
-def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(
-    length: int, unroll: int, times: list[int]
-) -> None:
+def test_collectives_of_loops_stand_as_often_as_in_the_compiled_program(length: int, unroll: int, times: list[int]):
     def local(x):
         turn = lambda carry, _: (lax.psum(carry * x, "model"), None)
         looped = lax.scan(turn, jnp.ones_like(x), None, length=length, unroll=unroll)[0]
         return lax.while_loop(lambda y: y.sum() < 9, lambda y: y + lax.pmax(y * x, "model"), looped)
 
     run = jax.shard_map(local, mesh=mesh(2, 2), in_specs=P("data"), out_specs=P("data"))
-    found = [one.collective for one in schedule_of(ir.trace(run, jnp.ones((4, 2))))]
-    assert [one.times for one in found if one.operation == "psum"] == times
-    assert [one.times for one in found if one.operation == "pmax"] == [None]
-    assert "as often as a loop goes round" in str(found[-1])
+    results = [item.collective for item in schedule_of(ir.trace(run, jnp.ones((4, 2))))]
+    assert [item.times for item in results if item.operation == "psum"] == times
+    assert [item.times for item in results if item.operation == "pmax"] == [None]
+    assert "as often as a loop goes round" in str(results[-1])
 
 
 def decode(pool: Array, x: Array) -> tuple[Array, Array]:
@@ -287,20 +279,20 @@ def over_data(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_lanes_over_devices_exchange_nothing() -> None:
-    """The same step under shard_map and, where JAX has it, pmap: no collective in the compiled program."""
+    """The same step under shard_map and pmap compiles without a collective."""
     split = NamedSharding(data_mesh(), P("data"))
     args = jax.device_put((jnp.ones((16, 6)), jnp.ones((16, 6))), split)
     step = compile_step(over_data(decode), args, ROWS)
     assert step.certificate.collectives == () and step.audit is not None and step.audit.schedule == ()
     assert step.certificate.fingerprints.schedule == schedule_hash(())
     parts = tuple(np.ones((8, 2, 6), np.float32) for _ in args)
-    alone = decode(jnp.ones((16, 6)), jnp.ones((16, 6)))
-    np.testing.assert_array_equal(step(*args)[1], alone[1])
+    text = decode(jnp.ones((16, 6)), jnp.ones((16, 6)))
+    np.testing.assert_array_equal(step(*args)[1], text[1])
     assert collectives_in(step.compiled.as_text()) == []
     if hasattr(jax, "pmap"):
         mapped = jax.pmap(decode)
         assert collectives_in(mapped.lower(*parts).compile().as_text()) == []
-        np.testing.assert_array_equal(np.asarray(mapped(*parts)[1]).reshape(16, 6), alone[1])
+        np.testing.assert_array_equal(np.asarray(mapped(*parts)[1]).reshape(16, 6), text[1])
 
 
 def test_lanes_sent_to_the_next_device_are_found() -> None:
@@ -315,7 +307,7 @@ def test_a_collective_that_xla_adds_is_a_finding() -> None:
     args = jax.device_put((jnp.ones((16, 8)), jnp.ones((16, 8))), NamedSharding(data_mesh(), P(None, "data")))
     with pytest.raises(AuditError) as raised:
         compile_step(over_data(decode), args, ROWS)
-    assert FindingKind.COLLECTIVE in {one.kind for one in raised.value.findings}
+    assert FindingKind.COLLECTIVE in {finding.kind for finding in raised.value.findings}
 
 
 def test_a_program_without_a_mesh_has_no_collectives() -> None:

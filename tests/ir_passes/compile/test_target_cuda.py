@@ -1,6 +1,6 @@
-"""XLA's compiler for an H100, which needs no GPU: what it makes, through the function that calls it on a device.
+"""XLA's compiler for an H100, used without a GPU through the device's entry point.
 
-The packages of extra `target-cuda` are enough; where a CUDA toolkit is installed beside them, XLA may use that.
+The packages of extra `target-cuda` are enough; where a CUDA toolkit is installed next to them, XLA may use that.
 """
 
 from dataclasses import replace
@@ -72,7 +72,7 @@ def place() -> jax.sharding.Sharding:
 
 
 def placed(args: tuple[Any, ...], place: jax.sharding.Sharding) -> tuple[Any, ...]:
-    return jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=place), args)
+    return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place), args)
 
 
 def compiled(step: Step, place: jax.sharding.Sharding) -> CompiledStep:
@@ -95,15 +95,11 @@ def test_copy_of_a_pool_is_found(place: jax.sharding.Sharding) -> None:
     contract = LaneContract((Pool("r"), Lane()), (Lane(), Pool("r")))
     with pytest.raises(AuditError) as raised:
         compiled(Step(shifting, contract, (jnp.ones((LANES, *ROW)), jnp.ones((LANES, ROW[1])))), place)
-    assert FindingKind.POOL_COPY in {one.kind for one in raised.value.findings}
+    assert FindingKind.POOL_COPY in {finding.kind for finding in raised.value.findings}
 
 
-def sums_beside(p, x):
-    return p - x, (p * x).sum(-1)
-
-
-def best(x):
-    return jax.lax.top_k(x * 2.0, 4)
+sums_beside = lambda p, x: (p - x, (p * x).sum(-1))
+best = lambda x: jax.lax.top_k(x * 2.0, 4)
 
 
 @pytest.mark.parametrize(("fn", "shapes", "donated"), [(sums_beside, [(64, 128)] * 2, 0), (best, [(4, 16)], None)])

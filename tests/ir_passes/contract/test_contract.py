@@ -21,8 +21,9 @@ def arguments(rows: int = N):
     return params, pools, np.zeros((N, 1), np.int32), np.ones(N, np.int32)
 
 
-def step(params, pools, tokens, lengths):
-    return (tokens[:, 0], pools)
+step = lambda params, pools, tokens, lengths: (tokens[:, 0], pools)
+shrink = lambda params, pools, tokens, lengths: (tokens, (pools[0][:, :3], pools[1]))
+narrow = lambda params, pools, tokens, lengths: (tokens, (pools[0].astype(jnp.bfloat16), pools[1]))
 
 
 ROW_POOL = LaneContract(inputs=(Shared(), Pool("state"), Lane(), Lane(role="length")), outputs=(Lane(), Pool("state")))
@@ -71,32 +72,10 @@ def test_a_slot_map_frees_a_pool_from_one_row_per_lane() -> None:
     assert contract.bind(step, arguments(ROWS)).lanes == N
 
 
-def shrink(params, pools, tokens, lengths):
-    return (tokens, (pools[0][:, :3], pools[1]))
-
-
-def narrow(params, pools, tokens, lengths):
-    return (tokens, (pools[0].astype(jnp.bfloat16), pools[1]))
-
-
 S, P, L = Shared(), Pool("state"), Lane()
 FAULTS = {
-    "an entry for each argument": (
-        step,
-        arguments(),
-        (S, P, L),
-        (L, P),
-        ContractFault.ARGUMENTS,
-        "args[3]",
-    ),
-    "an entry for each output": (
-        step,
-        arguments(),
-        (S, P, L, L),
-        (L,),
-        ContractFault.PREFIX,
-        "result",
-    ),
+    "an entry for each argument": (step, arguments(), (S, P, L), (L, P), ContractFault.ARGUMENTS, "args[3]"),
+    "an entry for each output": (step, arguments(), (S, P, L, L), (L,), ContractFault.PREFIX, "result"),
     "entries that fit the pytree": (step, arguments(), ((S, S, S), P, L, L), (L, P), ContractFault.PREFIX, "args[0]"),
     "nothing but entries": (step, arguments(), (S, P, "lane", L), (L, P), ContractFault.ENTRY, "args[2]"),
     "axes that exist": (step, arguments(), (S, P, Lane(axis=2), L), (L, P), ContractFault.AXIS, "args[2]"),
@@ -247,14 +226,7 @@ FAULTS = {
         "result[1][0]",
     ),
     "donors for every successor": (step, arguments(), (S, S, L, L), (L, P), ContractFault.SUCCESSOR, "group 'state'"),
-    "one entry for one result": (
-        lambda *a: a[2],
-        arguments(),
-        (S, P, L, L),
-        (L,),
-        ContractFault.PREFIX,
-        "result",
-    ),
+    "one entry for one result": (lambda *a: a[2], arguments(), (S, P, L, L), (L,), ContractFault.PREFIX, "result"),
 }
 
 
@@ -306,16 +278,12 @@ def test_declarations_need(declaration, fault: ContractFault, about: str) -> Non
     assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]
 
 
-@pytest.mark.parametrize(
-    "maps",
-    [
-        (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="write")),
-        (SlotMap("state", ROWS), SlotMap("state", ROWS, disjoint=True)),
-        (SlotMap("state", ROWS), SlotMap("state", ROWS, role="read")),
-        (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="read")),
-    ],
-    ids=["read and write", "disjoint", "read beside", "read twice"],
-)
+@pytest.mark.parametrize("maps", [
+    (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="write")),
+    (SlotMap("state", ROWS), SlotMap("state", ROWS, disjoint=True)),
+    (SlotMap("state", ROWS), SlotMap("state", ROWS, role="read")),
+    (SlotMap("state", ROWS, role="read"), SlotMap("state", ROWS, role="read")),
+], ids=["read and write", "disjoint", "read beside", "read twice"])  # fmt: skip
 def test_two_slot_maps_of_a_group(maps: tuple[SlotMap, SlotMap]) -> None:
     pool, rows = np.zeros((ROWS, 4), np.float32), np.ones(N, np.int32)
     assert LaneContract((P, *maps), (P,)).bind(lambda pool, a, b: (pool,), (pool, rows, rows)).lanes == N
@@ -339,5 +307,5 @@ def test_needs(fn, args, inputs, outputs, fault: ContractFault, about: str) -> N
 
 def test_errors_keep_their_ids_between_processes() -> None:
     error = ContractError(ContractFault.AXIS.fault("args[0]", "has none"), where="here", advice="give one")
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301  # its own
-    assert (type(again), str(again), again.ids) == (ContractError, str(error), (ContractFault.AXIS,))
+    record = pickle.loads(pickle.dumps(error))  # noqa: S301  # its own
+    assert (type(record), str(record), record.ids) == (ContractError, str(error), (ContractFault.AXIS,))

@@ -136,18 +136,10 @@ def test_one_entry_for_all_arguments() -> None:
 
 CACHE = {"cache": Cache(jnp.zeros((N, 2)), jnp.zeros((N, 2)))}
 FAULTS = {
-    "a name that is not there": (
-        {"cache": Pair(Pool("s"), Pool("s"))},
-        ContractFault.PREFIX,
-        "args[0]['cache']",
-    ),
+    "a name that is not there": ({"cache": Pair(Pool("s"), Pool("s"))}, ContractFault.PREFIX, "args[0]['cache']"),
     "an array": ({"cache": Cache(Pool("s"), (Lane(),))}, ContractFault.PREFIX, "args[0]['cache'].v"),
     "an entry": ({"cache": Cache("lane", Pool("s"))}, ContractFault.ENTRY, "args[0]['cache'].k"),
-    "an axis": (
-        {"cache": Cache(Lane(2), Shared())},
-        ContractFault.AXIS,
-        "args[0]['cache'].k",
-    ),
+    "an axis": ({"cache": Cache(Lane(2), Shared())}, ContractFault.AXIS, "args[0]['cache'].k"),
     "keys": ({"other": Lane()}, ContractFault.PREFIX, "args[0]"),
 }
 

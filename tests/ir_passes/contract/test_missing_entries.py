@@ -21,12 +21,8 @@ def step(state, x, w, b):
     return new.sum(1), new
 
 
-def cached(cache, x):
-    return x, {name: pool * 0.5 + x for name, pool in cache.items()}
-
-
-def rows(pool, slots, x, w):
-    return pool.at[slots].set(pool[slots] + x @ w["kernel"])
+cached = lambda cache, x: (x, {name: pool * 0.5 + x for name, pool in cache.items()})
+rows = lambda pool, slots, x, w: pool.at[slots].set(pool[slots] + x @ w["kernel"])
 
 
 ARGUMENTS, PREFIX = ContractFault.ARGUMENTS, ContractFault.PREFIX
@@ -58,5 +54,4 @@ def test_all_missing_entries_are_named_and_the_line_is_proved(
     assert [(fault.id, fault.about) for fault in error.value.faults] == faults
     line = re.search(r"LaneContract\(.*\)(?=;)", str(error.value))
     assert line is not None
-    typed = eval(line[0], dict(vars(ir_passes)))
-    assert prove_isolation(fn, args, typed, kwargs=kwargs).lanes == N
+    assert prove_isolation(fn, args, eval(line[0], dict(vars(ir_passes))), kwargs=kwargs).lanes == N

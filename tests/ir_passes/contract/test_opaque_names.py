@@ -64,10 +64,10 @@ def call_two(x):
 def test_a_kernel_is_known_by_its_function_and_each_call_is_assumed_with_its_line() -> None:
     proof = prove_isolation(call_twice, (X,), contract(row_kernel=ROWS))
     assert len(proof.assumed) == 2
-    for one, at in zip(proof.assumed, (1, 2), strict=True):
-        assert one.id == Assumption.OPAQUE
-        found = re.fullmatch(rf"row_kernel at \S+any_programs\.py:\d+, called at \S+{HERE}:(\d+)", one.about)
-        assert found and int(found[1]) == line_of(call_twice) + at
+    for certificate, index in zip(proof.assumed, (1, 2), strict=True):
+        assert certificate.id == Assumption.OPAQUE
+        match = re.fullmatch(rf"row_kernel at \S+any_programs\.py:\d+, called at \S+{HERE}:(\d+)", certificate.about)
+        assert match and int(match[1]) == line_of(call_twice) + index
 
 
 def test_calls_of_one_line_are_counted() -> None:
@@ -91,8 +91,8 @@ def test_a_kernel_of_another_function_is_not_covered() -> None:
 def test_the_name_of_a_primitive_is_refused_with_the_names_that_are_there(name) -> None:
     with pytest.raises(ContractError) as error:
         prove_isolation(call_two, (X,), contract(**{name: ROWS}))
-    named = [f"{one.__name__} at {one.__code__.co_filename}:{line_of(one)}" for one in (row_kernel, mixing_kernel)]
-    assert all((one in str(error.value)) == (name == "pallas_call") for one in named)
+    named = [f"{f.__name__} at {f.__code__.co_filename}:{line_of(f)}" for f in (row_kernel, mixing_kernel)]
+    assert all((item in str(error.value)) == (name == "pallas_call") for item in named)
 
 
 def namesakes() -> tuple[Any, Any]:
@@ -121,14 +121,14 @@ def test_two_kernels_of_one_name_are_refused_and_told_apart_by_their_place() -> 
     error = faults(step, contract(same_name=ROWS), ViolationKind.AMBIGUOUS)
     (violation,) = error.violations
     assert violation.source.endswith(f"{HERE}:{line_of(step) + 2}")
-    exact = [f"same_name at {__file__}:{line_of(one)}" for one in (first, second)]
-    assert all(repr(one) in violation.remedy and one in violation.message for one in exact)
+    exact = [f"same_name at {__file__}:{line_of(item)}" for item in (first, second)]
+    assert all(repr(item) in violation.remedy and item in violation.message for item in exact)
     assert prove_isolation(step, (X,), contract(**dict.fromkeys(exact, ROWS)))
     assert prove_isolation(
-        step, (X,), contract(**{f"same_name at {HERE}:{line_of(one)}": ROWS for one in (first, second)})
+        step, (X,), contract(**{f"same_name at {HERE}:{line_of(item)}": ROWS for item in (first, second)})
     )
-    others = {exact[0]: ROWS, f"same_name at other_{HERE}:{line_of(second)}": ROWS}
-    error = faults(step, contract(**others), ViolationKind.CROSS_LANE)  # the second is not declared, and read
+    fields = {exact[0]: ROWS, f"same_name at other_{HERE}:{line_of(second)}": ROWS}
+    error = faults(step, contract(**fields), ViolationKind.CROSS_LANE)  # the second is not declared, and read
     assert error.violations[0].source.endswith(f"{HERE}:{line_of(second) + 1}")
 
 
@@ -143,25 +143,19 @@ SAME, OTHER = (lambda x: x * 2), (lambda x: x[::-1])
 TILES = pl.BlockSpec((2, WIDTH), lambda i: (i, 0))
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "alike"),
-    [
-        (call(of_factory(SAME)), call(of_factory(SAME)), True),
-        (call(of_factory(SAME)), call(of_factory(OTHER)), False),
-        (call(row_kernel, name="made"), call(row_kernel, name="made"), True),
-        (call(row_kernel, name="made"), call(mixing_kernel, name="made"), False),
-        (call(row_kernel, grid=(2,), in_specs=[TILES], out_specs=TILES), call(row_kernel), False),
-        (
-            call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=ROW),
-            call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=pl.BlockSpec((1, WIDTH), lambda i: (3 - i, 0))),
-            False,
-        ),
-    ],
-    ids=["closures alike", "closures that differ", "one name", "names of two", "blocks", "index maps"],
-)
-def test_closures_block_specs_and_index_maps_belong_to_the_body_of_a_kernel(one, other, alike) -> None:
+@pytest.mark.parametrize(("item", "other", "alike"), [
+    (call(of_factory(SAME)), call(of_factory(SAME)), True),
+    (call(of_factory(SAME)), call(of_factory(OTHER)), False),
+    (call(row_kernel, name="made"), call(row_kernel, name="made"), True),
+    (call(row_kernel, name="made"), call(mixing_kernel, name="made"), False),
+    (call(row_kernel, grid=(2,), in_specs=[TILES], out_specs=TILES), call(row_kernel), False),
+    (call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=ROW),
+        call(row_kernel, grid=(LANES,), in_specs=[ROW], out_specs=pl.BlockSpec((1, WIDTH), lambda i: (3 - i, 0))),
+        False),
+], ids=["closures alike", "closures that differ", "one name", "names of two", "blocks", "index maps"])  # fmt: skip
+def test_closures_block_specs_and_index_maps_belong_to_the_body_of_a_kernel(item, other, alike) -> None:
     def step(x):
-        return (other(one(x)),)
+        return (other(item(x)),)
 
     con = contract(made=ROWS, row_kernel=ROWS)
     if alike:
@@ -180,8 +174,8 @@ def test_closures_of_one_function_at_two_shapes_are_told_apart(other) -> None:
         result = pl.pallas_call(of_factory(second), out_shape=shape, name=names[1])(wide)
         return (call(of_factory(first), name=names[0])(x) + result[:, :WIDTH],)
 
-    one = functools.partial(step, SAME, other, (None, None))
-    faults(one, contract(made=ROWS), ViolationKind.AMBIGUOUS)
+    function = functools.partial(step, SAME, other, (None, None))
+    faults(function, contract(made=ROWS), ViolationKind.AMBIGUOUS)
     named = functools.partial(step, SAME, other, ("first", "second"))
     assert prove_isolation(named, (X,), contract(first=ROWS, second=ROWS))
     assert prove_isolation(functools.partial(step, SAME, lambda x: x * 2, (None, None)), (X,), contract(made=ROWS))
@@ -222,12 +216,11 @@ def test_kernels_with_programs_inside_are_taken_by_their_declaration(kernel, ste
     if kernel is scoped_kernel:
         assert not prove_isolation(run, (X,), contract()).assumed, "it is read"
         return
-    error = faults(run, contract())
-    assert kernel.__name__ in error.violations[0].remedy
+    assert kernel.__name__ in faults(run, contract()).violations[0].remedy
 
 
 def test_pipelines_over_other_blocks_are_other_bodies() -> None:
-    """The difference lies inside of the kernel, in what its pipeline does."""
+    """The difference is inside the kernel's pipeline."""
     everywhere = pl.BlockSpec(memory_space=pl.ANY)
 
     def step(x):
@@ -268,12 +261,12 @@ def debugged(function: Any) -> Any:
 def test_callbacks_are_their_functions(by) -> None:
     entry = SINK if by is debugged else ROWS
     con = contract(**{"doubled": entry, "<lambda>": entry, "multiply": entry})
-    twice = functools.partial(np.multiply, np.float32(2)), functools.partial(np.multiply, np.float32(2))
-    for one, other in ((doubled, doubled), twice):
-        assert prove_isolation(one_after_other(by(one), by(other)), (X,), con)
+    repeat = functools.partial(np.multiply, np.float32(2)), functools.partial(np.multiply, np.float32(2))
+    for item, other in ((doubled, doubled), repeat):
+        assert prove_isolation(one_after_other(by(item), by(other)), (X,), con)
     thrice = functools.partial(np.multiply, np.float32(3))
-    for one, other in ((lambda x: x, lambda x: x[::-1]), (twice[0], thrice)):
-        faults(one_after_other(by(one), by(other)), con, ViolationKind.AMBIGUOUS)
+    for item, other in ((lambda x: x, lambda x: x[::-1]), (repeat[0], thrice)):
+        faults(one_after_other(by(item), by(other)), con, ViolationKind.AMBIGUOUS)
 
 
 def test_callbacks_made_in_a_loop_over_equal_values_are_one_thing() -> None:
@@ -292,16 +285,16 @@ def foreign(**attributes: Any) -> Any:
 
 
 def test_custom_calls_are_their_target_with_its_attributes() -> None:
-    same = lambda x: (foreign(stride=np.int32(2))(foreign(stride=np.int32(2))(x)),)
+    equal = lambda x: (foreign(stride=np.int32(2))(foreign(stride=np.int32(2))(x)),)
     other = lambda x: (foreign(stride=np.int32(2))(foreign(stride=np.int32(3))(x)),)
-    assert prove_isolation(same, (X,), contract(any_target=ROWS))
+    assert prove_isolation(equal, (X,), contract(any_target=ROWS))
     (violation,) = faults(other, contract(any_target=ROWS), ViolationKind.AMBIGUOUS).violations
     assert all(f"'any_target(stride={stride})'" in violation.remedy for stride in (2, 3))
     assert prove_isolation(other, (X,), contract(**{f"any_target(stride={k})": ROWS for k in (2, 3)}))
 
 
 def test_prints_are_their_format() -> None:
-    """A print needs no declaration: it returns nothing. A declared print is assumed, by its format."""
+    """A print returns nothing and needs no declaration; a declared one is assumed."""
 
     def step(x):
         jax.debug.print("x = {x}", x=x)
@@ -320,7 +313,7 @@ def test_a_kernel_keeps_its_name_under_vmap() -> None:
 
 
 def test_a_kept_proof_is_not_one_of_a_step_with_other_bodies(tmp_path) -> None:
-    """The two programs are alike but for which function their calls have."""
+    """The programs differ only in the functions of their calls."""
 
     def step(first, second):
         def two_callbacks(x):
@@ -328,12 +321,12 @@ def test_a_kept_proof_is_not_one_of_a_step_with_other_bodies(tmp_path) -> None:
 
         return two_callbacks
 
-    one, other = (lambda x: x + 1), (lambda x: x[::-1])
+    item, other = (lambda x: x + 1), (lambda x: x[::-1])
     con = contract(**{"<lambda>": ROWS})
-    assert compile_step(step(one, one), (X,), con, certificates=tmp_path).certificate.holds
-    assert compile_step(step(one, one), (X,), con, certificates=tmp_path).certificate.reused
+    assert compile_step(step(item, item), (X,), con, certificates=tmp_path).certificate.holds
+    assert compile_step(step(item, item), (X,), con, certificates=tmp_path).certificate.reused
     with pytest.raises(IsolationError):
-        compile_step(step(one, other), (X,), con, certificates=tmp_path)
+        compile_step(step(item, other), (X,), con, certificates=tmp_path)
     assert CertificateStore(tmp_path)
 
 

@@ -35,11 +35,11 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path):
         file.write(b"half")
         assert path.read_bytes() == b"older"
         raise KeyError
-    assert path.read_bytes() == b"older" and [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"older" and [path.name for path in tmp_path.iterdir()] == ["file"]
     with whole_file(path, tmp_path / "partial") as file:
         file.write(b"new")
         assert (tmp_path / "partial").exists()
-    assert path.read_bytes() == b"new" and [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"new" and [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_partial_file_of_somebody_else_is_neither_used_nor_deleted(tmp_path: Path):

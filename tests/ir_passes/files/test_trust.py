@@ -65,7 +65,7 @@ def strangers_link(folder: Path) -> None:
 
 
 def link_into_open_folder(folder: Path) -> None:
-    """The link belongs to the user, but others may write to the folder of its target."""
+    """The user owns the link, but others may write to its target's folder."""
     (folder.parents[1] / "open").mkdir()
     (folder.parents[1] / "open").chmod(0o777)
     folder.rename(folder.parents[1] / "open" / "target")
@@ -125,11 +125,11 @@ def check_refused(store: FileStore, caplog: pytest.LogCaptureFixture, command: s
 
 def test_folders_are_made_for_this_user_alone(tmp_path: Path) -> None:
     """Under any umask: a folder that a group may write would not be read later."""
-    before = os.umask(0o002)
+    initial = os.umask(0o002)
     try:
         FileStore(tmp_path / "a" / "b" / "c").write_file("one", b"kept")
     finally:
-        os.umask(before)
+        os.umask(initial)
     for place in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"):
         assert stat.S_IMODE(place.stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "a" / "b" / "c" / "one").stat().st_mode) == 0o600
@@ -151,11 +151,9 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
 
 
 def test_root_may_own_parents_and_not_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an image by root: /home belongs to root, and a build could fill a folder."""
+    """Root may own /home, as in an image, but not the store's folder."""
 
-    def of_root(status: os.stat_result) -> os.stat_result:
-        return os.stat_result([0 if number == 4 else value for number, value in enumerate(status)])
-
+    of_root = lambda status: os.stat_result([0 if number == 4 else value for number, value in enumerate(status)])
     store, user = FileStore(tmp_path / "kept"), os.geteuid() or 1000
     store.write_file("one", b"kept")
     lstat, fstat = os.lstat, os.fstat

@@ -35,4 +35,4 @@ def test_wrong_layouts_raise(changes: dict[str, Any], fault: LayoutFault, about:
     right = {"tokens": 9, "lanes": 4, "cu_seqlens": CU, "ids": IDS}
     with pytest.raises(LayoutError) as error:
         check_packed(**(right | changes))
-    assert [(one.id, one.about) for one in error.value.faults] == [(fault, about)]
+    assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]

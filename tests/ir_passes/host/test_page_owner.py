@@ -1,4 +1,4 @@
-"""The host's owner of pages: what `PageTable` promises is so, and whatever would break it raises."""
+"""The host's owner of pages keeps `PageTable`'s promises and raises at violations."""
 
 import copy
 
@@ -19,16 +19,16 @@ def owner() -> PageOwner:
 
 def test_pages_are_handed_out_once_and_come_back() -> None:
     pages = owner()
-    held = pages.acquire(7)
-    assert sorted(pages.bind([held], 1, 7)[0].tolist()) == [1, 2, 3, 4, 5, 6, 7]
+    slot = pages.acquire(7)
+    assert sorted(pages.bind([slot], 1, 7)[0].tolist()) == [1, 2, 3, 4, 5, 6, 7]
     with pytest.raises(SlotsExhausted):
         pages.acquire()
-    pages.release(held[0])
+    pages.release(slot[0])
     assert pages.free == 1
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
-        pages.bind([held], 1, 7)
+        pages.bind([slot], 1, 7)
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
-        pages.release(held[0])
+        pages.release(slot[0])
 
 
 def test_bound_table_is_immutable_and_null_behind_the_pages() -> None:
@@ -41,23 +41,23 @@ def test_bound_table_is_immutable_and_null_behind_the_pages() -> None:
 
 def test_shared_page_is_read_only_until_one_holder_is_left() -> None:
     pages = owner()
-    prefix, mine, yours = *pages.acquire(1), pages.acquire(1), pages.acquire(1)
-    again = pages.share(prefix)
-    rows = [[prefix, *mine], [again, *yours]]
+    prefix, actual, yours = *pages.acquire(1), pages.acquire(1), pages.acquire(1)
+    repeat = pages.share(prefix)
+    rows = [[prefix, *actual], [repeat, *yours]]
     assert pages.bind(rows, 2, 2, writes=[(1, 2), (1, 2)]).tolist() == [[1, 2], [1, 3]]
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
         pages.bind(rows, 2, 2, writes=[(0, 1), (1, 2)])
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
-        pages.bind([[prefix, *mine]], 1, 2, writes=[(0, 1)])
-    pages.release(again)
-    assert pages.bind([[prefix, *mine]], 1, 2, writes=[(0, 1)]).tolist() == [[1, 2]]
+        pages.bind([[prefix, *actual]], 1, 2, writes=[(0, 1)])
+    pages.release(repeat)
+    assert pages.bind([[prefix, *actual]], 1, 2, writes=[(0, 1)]).tolist() == [[1, 2]]
 
 
 def test_one_page_of_two_lanes_is_not_written() -> None:
     pages = owner()
-    held = pages.acquire(2)
+    slot = pages.acquire(2)
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
-        pages.bind([held, held[:1]], 2, 2, writes=[(0, 1), (1, 1)])
+        pages.bind([slot, slot[:1]], 2, 2, writes=[(0, 1), (1, 1)])
 
 
 def test_null_page_is_not_written() -> None:
@@ -67,8 +67,8 @@ def test_null_page_is_not_written() -> None:
 
 
 def test_foreign_and_copied_pages() -> None:
-    pages, others = owner(), owner()
-    (page,) = others.acquire()
+    pages, rest = owner(), owner()
+    (page,) = rest.acquire()
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.FOREIGN,)):
         pages.bind([[page]], 1, 1)
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_TOKEN,)):
@@ -93,7 +93,7 @@ def test_tables_of_another_allocator() -> None:
 
 
 def test_rows_beside_pages() -> None:
-    """A slot mapping: the rows that tokens go to, in flat pools, beside the table that is read."""
+    """A slot mapping: rows in flat pools next to a page table."""
     read, write = PageTable("kv", 8, page_size=4, role="read"), PageTable("kv", 32, role="write")
     check_page_tables([(read, TABLE, None), (write, np.array([9, 32], np.int32), None)])
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):

@@ -1,4 +1,4 @@
-"""Rows have one holder at a time: every way to break that raises, and the arrays handed out never change."""
+"""Each row has one holder: every violation raises, and bound arrays never change."""
 
 import copy
 import gc
@@ -41,14 +41,14 @@ def test_exhaustion_says_how_many() -> None:
 
 def test_a_dropped_token_is_a_leak_that_is_named() -> None:
     owner = SlotOwner(3)
-    kept, _ = owner.acquire(), owner.acquire()
+    saved, _ = owner.acquire(), owner.acquire()
     del _
     gc.collect()
     with pytest.raises(SlotsExhausted, match=r"1 of them by tokens that were dropped without release: rows \[2\]"):
         owner.acquire()
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.DROPPED,)):
         owner.check_integrity()
-    owner.release(kept)
+    owner.release(saved)
 
 
 def test_double_release() -> None:
@@ -87,15 +87,15 @@ def test_all_faults_in_one_message() -> None:
     owner.release(dead)
     with pytest.raises(SlotError) as error:
         owner.bind([dead, live, live, foreign, 2], 4)  # pyright: ignore[reportArgumentType]  # wrong on purpose
-    found = [(one.id, one.about) for one in error.value.faults]
-    assert found == [
+    results = [(fault.id, fault.about) for fault in error.value.faults]
+    assert results == [
         (SlotFault.LANES, ""),
         (SlotFault.RELEASED, "lane 0"),
         (SlotFault.FOREIGN, "lane 3"),
         (SlotFault.NO_TOKEN, "lane 4"),
         (SlotFault.SHARED, "lanes [1, 2]"),
     ]
-    assert all(one.sentence in str(error.value) for one in error.value.faults)
+    assert all(fault.sentence in str(error.value) for fault in error.value.faults)
 
 
 def test_a_moved_slot_leaves_a_dead_token() -> None:
@@ -139,29 +139,29 @@ def test_a_running_step_keeps_its_rows_while_the_host_goes_on() -> None:
     busy = jax.jit(lambda x, rows: ((x @ x @ x @ x).sum() * jnp.float32(0), rows))
     x = jnp.ones((500, 500))
     busy(x, owner.bind(slots, 8))[1].block_until_ready()
-    seen, want = [], []
+    calls, want = [], []
     for _ in range(8):
         slots = slots[1:] + slots[:1]
         array = owner.bind(slots, 8)
         want.append(array.tolist())
-        seen.append(busy(x, array)[1])
+        calls.append(busy(x, array)[1])
         del array
-    assert [rows.tolist() for rows in seen] == want
+    assert [rows.tolist() for rows in calls] == want
 
 
 def test_threads_never_hold_the_same_row() -> None:
     owner = SlotOwner(17)
-    clashes, held, lock = [], set(), threading.Lock()
+    clashes, contents, lock = [], set(), threading.Lock()
 
     def work() -> None:
         for _ in range(200):
             slot = owner.acquire()
             row = row_of(owner, slot)
             with lock:
-                clashes.extend([row] if row in held else [])
-                held.add(row)
+                clashes.extend([row] if row in contents else [])
+                contents.add(row)
             with lock:
-                held.discard(row)
+                contents.discard(row)
             owner.release(slot)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -193,7 +193,7 @@ def test_integrity_finds_a_broken_free_list(fault: str) -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """An owner beside a model: the set of live tokens and their rows."""
+    """An owner next to a model: the set of live tokens and their rows."""
 
     live = Bundle("live")
     dead = Bundle("dead")

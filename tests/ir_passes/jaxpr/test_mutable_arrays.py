@@ -1,4 +1,4 @@
-"""Steps with mutable arrays compute what `jax.jit` computes; mutable arrays from outside a step are refused."""
+"""Steps with mutable arrays compute `jax.jit`'s results; outer mutable arrays are refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,10 +45,10 @@ def test_programs_without_mutable_arrays_are_not_traced_again() -> None:
 
 
 def _captured() -> Callable[..., Any]:
-    outside = jax.new_ref(jnp.asarray(X))
+    outer = jax.new_ref(jnp.asarray(X))
 
     def step(x, y):
-        outside[...] += x
+        outer[...] += x
         return y
 
     return step

@@ -96,7 +96,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 
 
 def prints(function: Callable[..., Any], *args: Any) -> list[set[str]]:
-    """Fingerprints of two traces: as traced, and after one to three passes of JAX that drop dead equations."""
+    """Return fingerprints of two traces, as traced and after JAX's dead-code passes."""
     traced, live = set(), set()
     for _ in range(2):
         program = jax.make_jaxpr(lambda *args: function(*args))(*args)
@@ -155,7 +155,7 @@ STORED: dict[str, tuple[tuple[int, ...], str]] = {
 
 
 def declared_call(key: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """A declared function of the engine, of codes of 8 bits on a CPU, and its arguments."""
+    """Return a declared engine function on 8-bit codes, and its arguments."""
     forms: Any = declared._FUNCTIONS[key]
     form = next(form for form in forms if getattr(form.keywords.get("form"), "kind", "int8") == "int8")
     names = [name for name in inspect.signature(form.func).parameters if name not in form.keywords]

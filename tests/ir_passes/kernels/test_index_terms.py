@@ -1,4 +1,4 @@
-"""Claims about index terms hold for every number of the dtype, or of the domain; int8 has few enough to try all."""
+"""Claims about index terms hold for every number; int8 is tried exhaustively."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,9 +37,14 @@ def differ(first: Term, second: Term, domains: Any) -> bool:
 
 def random_function(rng: np.random.Generator) -> Callable[[Any], Any]:
     """A random function of the remainders of a number."""
-    c, more = (np.int8(number) for number in rng.integers(-5, 6, 2))
+    c, d = (np.int8(number) for number in rng.integers(-5, 6, 2))
     k, mask = np.int8(rng.integers(1, 5)), np.int8(2 ** rng.integers(1, 3) - 1)
-    parts = [lambda n: lax.rem(n + c, k), lambda n: (n - c) & mask, lambda n: (n + more) % k, lambda n: lax.rem(n, k)]
+    parts = [
+        lambda n: lax.rem(n + c, k),
+        lambda n: (n - c) & mask,
+        lambda n: (n + d) % k,
+        lambda n: lax.rem(n, k),
+    ]
     first, second = (parts[number] for number in rng.integers(0, len(parts), 2))
     ways = [
         lambda n: first(n),
@@ -58,13 +63,13 @@ def test_claims_hold_for_every_number(natural: bool) -> None:
     numbers, domains = (np.asarray(NATURAL, np.int8), {NUMBER: NATURAL}) if natural else (ALL, dict[Term, range]())
     for _ in range(40):
         functions = [random_function(rng), random_function(rng)]
-        one, other = map(term_of, functions)
+        item, other = map(term_of, functions)
         with jax.numpy_dtype_promotion("standard"):
             first, second = (np.asarray(jax.vmap(function)(numbers)) for function in functions)
-        assert equal(one, other, domains) == bool(np.all(first == second))
-        assert differ(one, other, domains) == bool(np.all(first != second))
-        assert in_bounds(one, 2, domains) == bool(np.all((first >= 0) & (first < 2)))
-        claims |= {("equal", equal(one, other, domains)), ("differ", differ(one, other, domains))}
+        assert equal(item, other, domains) == bool(np.all(first == second))
+        assert differ(item, other, domains) == bool(np.all(first != second))
+        assert in_bounds(item, 2, domains) == bool(np.all((first >= 0) & (first < 2)))
+        claims |= {("equal", equal(item, other, domains)), ("differ", differ(item, other, domains))}
     assert len(claims) == 4
 
 

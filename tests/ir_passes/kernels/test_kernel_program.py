@@ -31,12 +31,12 @@ def read(step: Any, *args: Any) -> Any:
 def test_plain_form_computes_what_the_kernel_does(program: Program):
     for seed in range(4):
         args = program.args(seed)
-        if any(np.ndim(one) == 1 and np.asarray(one).dtype == np.int32 and (one == 0).sum() > 1 for one in args):
+        if any(np.ndim(arg) == 1 and np.asarray(arg).dtype == np.int32 and (arg == 0).sum() > 1 for arg in args):
             continue  # several lanes on the null row: its content is arbitrary
         plain = read(program.step, *args)
         assert len(plain.read) == 1 and not plain.unread
-        for one, other in zip(ir.as_function(plain.program)(*args), program.step(*args), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        for item, other in zip(ir.as_function(plain.program)(*args), program.step(*args), strict=True):
+            np.testing.assert_allclose(item, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -66,9 +66,7 @@ def test_any_number_of_lanes(lanes: int):
 
 
 def test_a_kernel_mapped_over_lanes_is_read():
-    def token(row, x):
-        return pl.pallas_call(_double, out_shape=zoo.like(x, row), interpret=True)(row, x)
-
+    token = lambda row, x: pl.pallas_call(_double, out_shape=zoo.like(x, row), interpret=True)(row, x)
     args = jnp.ones((LANES, VALUE)), jnp.ones((LANES, VALUE))
     step = jax.vmap(token)
     proof = prove_isolation(step, args, LaneContract((Pool("rows"), Lane()), (Lane(), Pool("rows"))))
@@ -111,9 +109,9 @@ def copied(x: Any, out: Any) -> None:
 
 def with_semaphore(x: Any, out: Any) -> None:
     def copy(semaphore: Any) -> None:
-        made = pltpu.make_async_copy(x, out, semaphore)
-        made.start()
-        made.wait()
+        result = pltpu.make_async_copy(x, out, semaphore)
+        result.start()
+        result.wait()
 
     pl.run_scoped(copy, pltpu.SemaphoreType.DMA)
 
@@ -150,9 +148,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize(("changes", "body", "reason"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_kernel_without_a_plain_form_wants_a_declaration(changes: dict[str, Any], body: Any, reason: str):
-    def step(x):
-        return (pl.pallas_call(body, out_shape=zoo.like(x)[0], **changes)(x),)
-
+    step = lambda x: (pl.pallas_call(body, out_shape=zoo.like(x)[0], **changes)(x),)
     with pytest.raises(IsolationError, match=reason) as error:
         prove_isolation(step, (jnp.ones((LANES, VALUE)),), LaneContract((Lane(),), (Lane(),)))
     assert {violation.kind for violation in error.value.violations} == {ViolationKind.OPAQUE}
@@ -163,9 +159,7 @@ def test_faults_stand_at_the_kernels_own_line():
     def body(x: Any, out: Any) -> None:
         out[...] = x[...] - jnp.max(x[...], axis=0, keepdims=True)
 
-    def step(x):
-        return (pl.pallas_call(body, out_shape=zoo.like(x)[0], interpret=True)(x),)
-
+    step = lambda x: (pl.pallas_call(body, out_shape=zoo.like(x)[0], interpret=True)(x),)
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (jnp.ones((LANES, VALUE)),), LaneContract((Lane(),), (Lane(),)))
     (violation,) = error.value.violations
@@ -177,9 +171,7 @@ def test_a_masked_load_that_names_no_other_value_reads_anything():
     def body(x: Any, out: Any, other: Any = None) -> None:
         out[...] = pltpu.load(x, mask=x[...] > 0) if other is None else x[...]
 
-    def step(body: Any, x: Any):
-        return (pl.pallas_call(body, out_shape=zoo.like(x)[0], interpret=True)(x),)
-
+    step = lambda body, x: (pl.pallas_call(body, out_shape=zoo.like(x)[0], interpret=True)(x),)
     contract, args = LaneContract((Lane(),), (Lane(),)), (jnp.ones((LANES, VALUE)),)
     with pytest.raises(IsolationError) as error:
         prove_isolation(partial(step, body), args, contract)

@@ -1,4 +1,4 @@
-"""Reads of kernels are counted in their programs: a kernel that reads more than it needs or declares is found."""
+"""Reads of kernels are counted in their programs; excessive reads are found."""
 
 from functools import partial
 from typing import Any
@@ -24,9 +24,9 @@ EXPERTS, OUT, IN = 64, 32, 128
 MATRIX = OUT * IN * 2
 
 
-def reads(fn: Any, types: tuple[Any, ...], known: tuple[Any, ...]) -> KernelReads:
-    (found,) = kernel_reads(jax.make_jaxpr(fn)(*types), known)
-    return found
+def reads(fn: Any, types: tuple[Any, ...], table: tuple[Any, ...]) -> KernelReads:
+    (result,) = kernel_reads(jax.make_jaxpr(fn)(*types), table)
+    return result
 
 
 def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -39,18 +39,18 @@ def experts(rows: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("rows", [8, 24, 100])
 def test_experts_read_the_matrices_of_each_tile_of_sorted_rows(rows: int) -> None:
-    """Each tile reads its experts once, and none between them; the declared reads cover all tiles."""
+    """Each tile reads its experts once, and none between; declared reads cover all tiles."""
     chosen = np.random.default_rng(rows).integers(0, EXPERTS, rows).astype(np.int32)
     tiles = [np.sort(chosen)[first : first + 16] for first in range(0, rows, 16)]
-    found = reads(partial(expert_dot, devices=GPU), experts(rows), (None, None, chosen))
-    place = found.shapes.index((EXPERTS, OUT, IN))
+    result = reads(partial(expert_dot, devices=GPU), experts(rows), (None, None, chosen))
+    place = result.shapes.index((EXPERTS, OUT, IN))
     matrices = sum(len(set(tile)) for tile in tiles)
-    assert found.loaded[place] == MATRIX * matrices and matrices <= matrix_reads(rows, 16, EXPERTS)
+    assert result.loaded[place] == MATRIX * matrices and matrices <= matrix_reads(rows, 16, EXPERTS)
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (300, 20), (512, 512), (0, 129)])
 def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> None:
-    """Blocks of 64 positions of keys and of values, for each key/value head; the context's limit does not matter."""
+    """Blocks of 64 positions for each key/value head, whatever the context's limit."""
     kv_heads, size, context = 2, 128, 512
     cache = array(len(lengths), kv_heads, context, size, dtype=jnp.bfloat16)
 
@@ -59,8 +59,8 @@ def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> 
 
     index = np.asarray(lengths, np.int32)[:, None] - 1
     types = array(len(lengths), 1, 4, size), cache, cache, array(*index.shape, dtype=jnp.int32)
-    found = reads(run, (*types, array(*index.shape, dtype=jnp.bool_)), (None, None, None, index, index >= 0))
-    keys, values = (loaded for loaded, shape in zip(found.loaded, found.shapes, strict=True) if shape == cache.shape)
+    result = reads(run, (*types, array(*index.shape, dtype=jnp.bool_)), (None, None, None, index, index >= 0))
+    keys, values = (loaded for loaded, shape in zip(result.loaded, result.shapes, strict=True) if shape == cache.shape)
     assert keys == values == sum(-(-length // 64) * 64 for length in lengths) * kv_heads * size * 2
 
 
@@ -75,12 +75,12 @@ def range_kernel(bounds: Any, expert: Any, x: Any, weight: Any, out: Any) -> Non
 
 
 def over_a_range(x: Any, weight: Any, expert: Any) -> Any:
-    """The product of experts with a loop over a range, which declares the reads of the rows' experts only."""
-    whole = pl.BlockSpec(memory_space=pl.ANY)
+    """The expert product with a loop over a range, declaring the rows' experts only."""
+    whole_spec = pl.BlockSpec(memory_space=pl.ANY)
     order = jnp.argsort(expert)
     run = gpu_call(
         range_kernel,
-        pl.GridSpec(grid=(1,), in_specs=[whole] * 4, out_specs=whole),
+        pl.GridSpec(grid=(1,), in_specs=[whole_spec] * 4, out_specs=whole_spec),
         array(x.shape[0], OUT),
         interpret=False,
         reads={3: x.shape[0] * MATRIX},
@@ -90,7 +90,7 @@ def over_a_range(x: Any, weight: Any, expert: Any) -> Any:
 
 
 def whole_context_kernel(limit: Any, key: Any, out: Any) -> None:
-    """Sum the keys of a lane up to its limit, by a loop over the whole context."""
+    """Sum a lane's keys up to its limit, in a loop over the whole context."""
 
     def add(block: Any, total: Any) -> Any:
         position = block * 64 + lax.broadcasted_iota(jnp.int32, (64,), 0)
@@ -100,18 +100,18 @@ def whole_context_kernel(limit: Any, key: Any, out: Any) -> None:
     out[...] = jnp.sum(total, axis=0)
 
 
-def scheduled(found: KernelReads, read: int) -> ScheduledKernel:
-    name = f"jit(step)/{found.name}/pallas_call"
-    return ScheduledKernel("call", "__gpu$xla.gpu.triton", name, "", read, 0, 0, "", 1, None, (), found.shapes)
+def scheduled(reads: KernelReads, read: int) -> ScheduledKernel:
+    name = f"jit(step)/{reads.name}/pallas_call"
+    return ScheduledKernel("call", "__gpu$xla.gpu.triton", name, "", read, 0, 0, "", 1, None, (), reads.shapes)
 
 
 def test_a_loop_over_a_range_of_experts_is_counted() -> None:
-    """Eight rows, with experts from the first to the last: 64 matrices, where 8 are needed and declared."""
+    """Eight rows read 64 matrices from first to last; 8 are needed and declared."""
     chosen = np.array([0, 9, 18, 27, 36, 45, 54, 63], np.int32)
-    found = reads(over_a_range, experts(8), (None, None, chosen))
-    assert found.loaded[3] == EXPERTS * MATRIX
-    declared = Kernels((scheduled(found, 8 * MATRIX),))
-    counted, uncounted = with_reads(declared, [found], 0)
+    result = reads(over_a_range, experts(8), (None, None, chosen))
+    assert result.loaded[3] == EXPERTS * MATRIX
+    declared = Kernels((scheduled(result, 8 * MATRIX),))
+    counted, uncounted = with_reads(declared, [result], 0)
     assert counted.moved >= EXPERTS * MATRIX > declared.moved and not uncounted
 
 
@@ -124,20 +124,20 @@ def test_a_loop_over_the_limit_of_a_context_is_counted() -> None:
         specs = pl.GridSpec(grid=(lanes,), in_specs=[pl.BlockSpec((1,), lambda lane: (lane,)), row], out_specs=out)
         return gpu_call(whole_context_kernel, specs, array(lanes, size), interpret=False)(limit, key)
 
-    found = reads(
+    result = reads(
         run, (array(lanes, dtype=jnp.int32), array(lanes, context, size)), (np.array([1, 64], np.int32), None)
     )
-    assert found.loaded[1] == lanes * context * size * 4
+    assert result.loaded[1] == lanes * context * size * 4
 
 
 def test_loads_of_a_small_operand_come_from_the_cache() -> None:
-    found = KernelReads("kernel", ((4,), (8,)), (100, 100), (16, 32))
-    assert (found.read(0), found.read(16), found.read(32)) == (200, 116, 48)
+    subject = KernelReads("kernel", ((4,), (8,)), (100, 100), (16, 32))
+    assert (subject.read(0), subject.read(16), subject.read(32)) == (200, 116, 48)
 
 
 def test_a_kernel_with_an_unknown_number_of_iterations_is_named() -> None:
     program = jax.make_jaxpr(over_a_range)(*experts(8))
     assert list(kernel_reads(program, (None, None, None))) == []
-    found = reads(over_a_range, experts(8), (None, None, np.arange(8, dtype=np.int32)))
-    declared = Kernels((scheduled(found, 8 * MATRIX),))
+    result = reads(over_a_range, experts(8), (None, None, np.arange(8, dtype=np.int32)))
+    declared = Kernels((scheduled(result, 8 * MATRIX),))
     assert with_reads(declared, [], 0) == (declared, ("range_kernel",))

@@ -20,7 +20,7 @@ LONG = 2000
 
 
 def proved(seed: int, draw: Callable[[int], Program] = random_kernel) -> bool:
-    """Whether a random kernel is proved; a proved one has no leak and equals its plain form."""
+    """Return whether a random kernel is proved; check that a proved kernel has no leak."""
     program = draw(seed)
     try:
         prove_isolation(program.step, program.args(), program.contract)
@@ -32,9 +32,9 @@ def proved(seed: int, draw: Callable[[int], Program] = random_kernel) -> bool:
     assert not plain.unread
     if aliased(program):
         return True
-    found = jax.jit(ir.as_function(plain.program))(*args)
-    for one, other in zip(found, jax.jit(program.step)(*args), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=str(seed))
+    compiled = jax.jit(ir.as_function(plain.program))(*args)
+    for item, other in zip(compiled, jax.jit(program.step)(*args), strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-5, atol=1e-6, err_msg=str(seed))
     return True
 
 

@@ -53,7 +53,7 @@ def array(*shape: int, dtype: Any = jnp.float32) -> Any:
 def per_lane(fn: Callable[..., Any], *args: Any, shared: tuple[int, ...] = ()) -> Use:
     """A function of arrays of lanes; some of them are weights."""
     entries = tuple(Shared() if k in shared else Lane() for k in range(len(args)))
-    return lambda *given: (fn(*given),), args, LaneContract(entries, (Lane(),))
+    return lambda *args: (fn(*args),), args, LaneContract(entries, (Lane(),))
 
 
 def paged(fn: Callable[..., Any], pages: int, *shape: int) -> Use:
@@ -61,7 +61,7 @@ def paged(fn: Callable[..., Any], pages: int, *shape: int) -> Use:
     table, pool = PageTable("kv", size=PAGES), Pool("kv", axis=pages)
     contract = LaneContract((Lane(), pool, pool, Lane(), table), (Lane(),))
     args = array(LANES, HEADS, SIZE), array(*shape), array(*shape), array(LANES, dtype=jnp.int32)
-    return lambda *given: (fn(*given),), (*args, array(LANES, WIDE, dtype=jnp.int32)), contract
+    return lambda *args: (fn(*args),), (*args, array(LANES, WIDE, dtype=jnp.int32)), contract
 
 
 def attended(*heads_and_tokens: int) -> tuple[Any, ...]:
@@ -75,11 +75,8 @@ def normed(norm: Callable[..., Any], channels: int) -> Use:
 def grouped() -> Use:
     """Rows of lanes sorted by expert: how many each has depends on all of them."""
 
-    def step(rows: Any, experts: Any, sizes: Any) -> Any:
-        return (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE)),)
-
-    args = array(8, SIZE), array(4, SIZE, SIZE), array(4, dtype=jnp.int32)
-    return step, args, GROUPED
+    step = lambda rows, experts, sizes: (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE)),)
+    return step, (array(8, SIZE), array(4, SIZE, SIZE), array(4, dtype=jnp.int32)), GROUPED
 
 
 def grouped_on_gpus() -> Use:
@@ -93,11 +90,11 @@ def grouped_on_gpus() -> Use:
 
 def mixed_batch() -> Use:
     def step(q: Any, pool: Any, lengths: Any, table: Any, begins: Any, number: Any) -> Any:
-        made = ragged.ragged_paged_attention(
+        result = ragged.ragged_paged_attention(
             q, pool, lengths, table, begins, number, num_kv_pages_per_block=2, num_queries_per_block=8,
             vmem_limit_bytes=1 << 24,
         )  # fmt: skip
-        return (made,)
+        return (result,)
 
     contract = LaneContract(
         (Packed(), Pool("kv"), Lane(), PageTable("kv", size=PAGES), Packed(role="cu_seqlens"), Shared()), (Packed(),)
@@ -109,8 +106,7 @@ def mixed_batch() -> Use:
 
 def sparse() -> Use:
     mask = splash_masks.MultiHeadMask([splash_masks.CausalMask((CONTEXT, CONTEXT))] * HEADS)
-    kernel = splash.make_splash_mha_single_device(mask)
-    return per_lane(jax.vmap(kernel), *attended(HEADS, CONTEXT))
+    return per_lane(jax.vmap(splash.make_splash_mha_single_device(mask)), *attended(HEADS, CONTEXT))
 
 
 USES: dict[str, Callable[[], Use]] = {
@@ -173,8 +169,7 @@ def as_jax_promotes() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", [name for name in USES if name not in DECLARED])
 def test_kernel_is_proved(name: str) -> None:
-    proof = prove_isolation(*USES[name]())
-    assert any(note.id == Note.KERNEL_READ.value for note in proof.notes)
+    assert any(note.id == Note.KERNEL_READ.value for note in prove_isolation(*USES[name]()).notes)
 
 
 @pytest.mark.parametrize("name", DECLARED)
@@ -203,10 +198,7 @@ def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
     code = re.search(r"opaque=({.*})\)", error.value.violations[0].remedy)
     assert code is not None
     declared = replace(contract, opaque=eval(code[1], dict(vars(ir_passes))))
-
-    def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
-        return step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
-
+    of_next = lambda q, k, v, lengths, table: step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
     with pytest.raises(IsolationError):
         prove_isolation(of_next, args, declared)
 
@@ -214,10 +206,7 @@ def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:
 def test_a_neighbours_pages_are_seen() -> None:
     """A correct kernel, in a step with another lane's table or length."""
     step, args, contract = USES["gpu.paged_attention"]()
-
-    def of_next(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> Any:
-        return step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
-
+    of_next = lambda q, k, v, lengths, table: step(q, k, v, lengths, jnp.roll(table, 1, axis=0))
     with pytest.raises(IsolationError) as error:
         prove_isolation(of_next, args, contract)
     assert not {violation.kind for violation in error.value.violations} <= FAULTS

@@ -1,4 +1,4 @@
-"""The lanes that a step lets into others are seen when they are changed, and stand in the matrix of the page."""
+"""Measured dependence shows a step's leaking lanes in the page's matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,13 @@ def test_each_lane_changes_its_own_alone() -> None:
 
 
 def leaking(pool, slots, x, w):
-    """Lane 2 sees what lane 0 has computed, lane 1 the row of lane 3."""
+    """Lane 2 sees lane 0's result, lane 1 sees lane 3's row."""
     y, new = rows.plain_step(pool, slots, x, w)
     return y.at[2].add(y[0]).at[1].add(pool[slots[3], 0]), new
 
 
 def test_crossings_are_seen() -> None:
-    found = measured_dependence(jax.jit(leaking), arguments(), PLAIN.bound())
-    assert found.crossings == ((1, 3), (2, 0))
+    assert measured_dependence(jax.jit(leaking), arguments(), PLAIN.bound()).crossings == ((1, 3), (2, 0))
 
 
 def test_what_goes_to_another_row_is_seen() -> None:

@@ -19,9 +19,9 @@ ARGS = verification.draw(np.random.default_rng(2))
 @pytest.mark.parametrize("name", ["drafts verified and replayed", "drafts verified and replayed, vmapped"])
 def test_right_steps_write_what_is_accepted(name: str) -> None:
     program = PROGRAMS[name]
-    seen = [unaccepted_reach(program.step, program.args(seed), program.contract, TOKENS) for seed in range(2)]
-    assert [one.reached for one in seen] == [()] * 2
-    assert all(one.compared > 8 for one in seen)
+    calls = [unaccepted_reach(program.step, program.args(seed), program.contract, TOKENS) for seed in range(2)]
+    assert [item.reached for item in calls] == [()] * 2
+    assert all(item.compared > 8 for item in calls)
 
 
 def drafts_written(w, pools, tokens, lengths):
@@ -32,7 +32,7 @@ def drafts_written(w, pools, tokens, lengths):
 
 
 def convolution_at_the_end(w, pools, tokens, lengths):
-    """The state is replayed, the tail of the convolution is that of all tokens: llama.cpp#28019."""
+    """llama.cpp#28019: the state is replayed, but the convolution's tail has all tokens."""
     x, mixed, sampled = attempt(w, pools, tokens, lengths)
     accepted = count(tokens, sampled, lengths)
     new, ahead = (replay(w, pools, x, mixed, sampled, length) for length in (accepted, lengths))
@@ -81,7 +81,7 @@ KEYS = LaneContract(
 
 
 def cached(pool, slots, tokens, lengths):
-    """Every token is written to the cache at its place; a token that is greater than 1 is wrong."""
+    """Every token is written at its position; a token above 1 is wrong."""
     right = (tokens < 2) & (jnp.arange(3)[None] < lengths[:, None])
     accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32), axis=1), axis=1)
     new = jnp.where((lengths > 0)[:, None], tokens.astype(jnp.float32), pool[slots])
@@ -110,5 +110,5 @@ def test_says_what_it_needs() -> None:
 def test_certificate_says_that_it_is_not_proved() -> None:
     program = PROGRAMS["drafts verified and replayed"]
     certificate = compile_step(program.step, program.args(), program.contract, may_copy=["*conv*"]).certificate
-    assert NotCovered.ACCEPTED_TOKENS_ONLY in {one.id for one in certificate.not_covered}
-    assert Claim.ACCEPTED in {one.id for one in certificate.proved}
+    assert NotCovered.ACCEPTED_TOKENS_ONLY in {item.id for item in certificate.not_covered}
+    assert Claim.ACCEPTED in {item.id for item in certificate.proved}

@@ -73,9 +73,7 @@ def to_the_greatest(
 
     def step(x, turns):
         turns = jnp.clip(turns, 0, TURNS)
-        return lax.fori_loop(
-            start, end(turns), lambda t, x: jnp.where(mask(t, turns)[:, None], new(x), old(x)), x
-        )  # fmt: skip
+        return lax.fori_loop(start, end(turns), lambda t, x: jnp.where(mask(t, turns)[:, None], new(x), old(x)), x)
 
     return step
 

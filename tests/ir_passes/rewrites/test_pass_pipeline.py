@@ -1,4 +1,4 @@
-"""The pipeline runs passes in order, checks what each returns, and says what each did."""
+"""The pipeline runs passes in order, checks their results, and reports each."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,7 +28,7 @@ def graph() -> Graph:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A pass that does to the program what `how` says."""
+    """A pass with the fault named by `how`."""
 
     how: str
     name: ClassVar[str] = "wrong"
@@ -62,34 +62,34 @@ def ones():
 
 
 def test_reports(graph: Graph) -> None:
-    done = PassPipeline((DropDead(),)).run(graph)
-    (report,) = done.reports
+    process = PassPipeline((DropDead(),)).run(graph)
+    (report,) = process.reports
     assert report.changed
-    assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch" == done.report()
-    assert_same(graph, done.graph)
-    (again,) = PassPipeline((DropDead(),)).run(done.graph).reports
-    assert (again.changed, again.summary) == (False, "nothing to do")
+    assert str(report) == "drop-dead: dropped 1 dead equations and 96 bytes of scratch" == process.report()
+    assert_same(graph, process.graph)
+    (repeat,) = PassPipeline((DropDead(),)).run(process.graph).reports
+    assert (repeat.changed, repeat.summary) == (False, "nothing to do")
 
 
 def test_check_runs_on_the_first_graph_and_after_every_change(graph: Graph) -> None:
-    seen: list[Graph] = []
-    done = PassPipeline((Wrong("nothing"), Other("nothing")), check=seen.append).run(graph)
-    assert len(seen) == 3
-    assert seen[0] is graph
-    assert seen[-1] is done.graph
+    calls: list[Graph] = []
+    process = PassPipeline((Wrong("nothing"), Other("nothing")), check=calls.append).run(graph)
+    assert len(calls) == 3
+    assert calls[0] is graph
+    assert calls[-1] is process.graph
 
 
 def test_what_is_only_dropped_is_not_checked(graph: Graph) -> None:
     """The rest is, once, also where it goes into another pass."""
-    seen: list[Graph] = []
-    done = PassPipeline((DropDead(),), check=seen.append).run(graph)
-    assert seen == [done.graph]
-    seen.clear()
-    PassPipeline((DropDead(),), check=seen.append).run(done.graph)
-    assert seen == [done.graph]
-    seen.clear()
-    PassPipeline((DropDead(), Wrong("nothing")), check=seen.append).run(graph)
-    assert len(seen) == 2 and seen[0].program.jaxpr.eqns == done.graph.program.jaxpr.eqns
+    calls: list[Graph] = []
+    process = PassPipeline((DropDead(),), check=calls.append).run(graph)
+    assert calls == [process.graph]
+    calls.clear()
+    PassPipeline((DropDead(),), check=calls.append).run(process.graph)
+    assert calls == [process.graph]
+    calls.clear()
+    PassPipeline((DropDead(), Wrong("nothing")), check=calls.append).run(graph)
+    assert len(calls) == 2 and calls[0].program.jaxpr.eqns == process.graph.program.jaxpr.eqns
 
 
 def test_a_pass_that_fails_on_a_wrong_graph_is_not_blamed(graph: Graph) -> None:
@@ -127,9 +127,9 @@ def test_an_invalid_result_names_the_pass(graph: Graph, how: str, message: str) 
 
 
 def test_what_types_cannot_tell_the_comparison_does(graph: Graph) -> None:
-    done = PassPipeline((Wrong("swaps outputs"),)).run(graph)
+    process = PassPipeline((Wrong("swaps outputs"),)).run(graph)
     with pytest.raises(AssertionError):
-        assert_same(graph, done.graph)
+        assert_same(graph, process.graph)
 
 
 def test_passes_have_different_names() -> None:

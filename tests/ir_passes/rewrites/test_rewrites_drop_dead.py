@@ -1,4 +1,4 @@
-"""Dead equations go, in loops too; what an output or an effect needs stays."""
+"""Dead equations disappear, also in loops; outputs and effects keep theirs."""
 
 import jax
 import jax.numpy as jnp
@@ -27,25 +27,25 @@ def wasteful(pool, x):
 
 
 def test_dead_equations_dead_carries_and_dead_results_of_loops() -> None:
-    before = graph_of(wasteful, ARGS, CONTRACT)
-    after, report = rewrite(DropDead(), before)
-    assert_same(before, after)
+    graph = graph_of(wasteful, ARGS, CONTRACT)
+    final, report = rewrite(DropDead(), graph)
+    assert_same(graph, final)
     assert report.startswith("dropped 6 dead equations and ")
-    assert "dot_general" not in primitives(after)
-    (loop,) = (eqn for eqn in after.program.jaxpr.eqns if eqn.primitive.name == "scan")
+    assert "dot_general" not in primitives(final)
+    (loop,) = (eqn for eqn in final.program.jaxpr.eqns if eqn.primitive.name == "scan")
     (body,) = ir.sub_jaxprs(loop)
     assert [eqn.primitive.name for eqn in body.eqns] == ["add"]
     assert (len(loop.invars), len(loop.outvars)) == (2, 1)
 
 
 def test_inputs_stay_and_so_do_sources() -> None:
-    before = graph_of(lambda pool, x: (pool + 1.0, jnp.ones((4, 6))), ARGS, CONTRACT)
-    after, report = rewrite(DropDead(), before)
-    assert after is before
+    graph = graph_of(lambda pool, x: (pool + 1.0, jnp.ones((4, 6))), ARGS, CONTRACT)
+    final, report = rewrite(DropDead(), graph)
+    assert final is graph
     assert report == ""
-    after, _ = rewrite(DropDead(), graph_of(wasteful, ARGS, CONTRACT))
+    final, _ = rewrite(DropDead(), graph_of(wasteful, ARGS, CONTRACT))
     first = wasteful.__code__.co_firstlineno
-    lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in after.program.jaxpr.eqns}
+    lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in final.program.jaxpr.eqns}
     assert lines <= set(range(first, first + 10))
 
 
@@ -56,21 +56,20 @@ def test_effects_stay_in_their_order() -> None:
         jax.debug.print("second {}", x.sum())
         return pool + 1.0, x
 
-    after, report = rewrite(DropDead(), graph_of(step, ARGS, CONTRACT))
+    final, report = rewrite(DropDead(), graph_of(step, ARGS, CONTRACT))
     assert report.startswith("dropped 1 dead equations")
-    prints = [eqn.params["fmt"] for eqn in after.program.jaxpr.eqns if eqn.effects]
-    assert prints == ["first {}", "second {}"]
-    assert "cos" in primitives(after)
-    assert after.program.effects == graph_of(step, ARGS, CONTRACT).program.effects
+    assert [eqn.params["fmt"] for eqn in final.program.jaxpr.eqns if eqn.effects] == ["first {}", "second {}"]
+    assert "cos" in primitives(final)
+    assert final.program.effects == graph_of(step, ARGS, CONTRACT).program.effects
 
 
 def test_a_pass_that_drops_what_is_needed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
-        kept = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name != "scan"]
-        return ir.with_eqns(program, kept, program.jaxpr.outvars, {})
+        eqns = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name != "scan"]
+        return ir.with_eqns(program, eqns, program.jaxpr.outvars, {})
 
     monkeypatch.setattr(ir, "without_dead", careless)
-    before = graph_of(wasteful, ARGS, CONTRACT)
-    after: Graph = DropDead().run(before)
+    graph = graph_of(wasteful, ARGS, CONTRACT)
+    run: Graph = DropDead().run(graph)
     with pytest.raises(Exception, match="not defined"):
-        ir.check(after.program)
+        ir.check(run.program)

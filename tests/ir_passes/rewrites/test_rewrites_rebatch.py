@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from audited_steps import LANES, ONE, ROW, SLOTS, per_sequence_loop, pool, slots, x
 from jax import lax
-from rewritten_steps import assert_same, copies, graph_of, primitives, rewrite
+from rewritten_steps import assert_same, brackets, copies, graph_of, primitives, rewrite
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.contract.declared import rowwise
@@ -22,18 +22,8 @@ ROWS = LaneContract((Pool("p"), Shared(), Lane()), (Pool("p"), Lane()))
 FORK = LaneContract((Pool("p"), SlotMap("p", SLOTS, "read"), SlotMap("p", SLOTS, "write"), Lane()), ONE.outputs)
 
 
-def brackets(pool, slots, x):
-    """Written back by `.at`, results collected in an array: its first equation is on lane 0 alone."""
-    out = jnp.zeros((LANES, 16))
-    for i, slot in enumerate(slots):
-        row = jnp.tanh(pool[slot]) * 0.5 + x[i]
-        pool = pool.at[slot].set(row)
-        out = out.at[i].set(row[0])
-    return pool, out
-
-
 def added_twice(pool, slots, x):
-    """Two writes of each row, and a sum over lanes of what is left in the rows' lanes."""
+    """Write each row twice and sum the rows over lanes."""
     for i in range(LANES):
         pool = pool.at[slots[i]].add(x[i])
         row = pool[slots[i]]
@@ -74,27 +64,27 @@ def pool_writes(graph: Graph) -> list[str]:
 
 @pytest.mark.parametrize("step", [per_sequence_loop, brackets, added_twice, parts_of_rows, unstacked, nested_scan])
 def test_a_loop_over_sequences(step) -> None:
-    before = graph_of(step, ARGS, ONE)
-    after, report = rewrite(Rebatch(), before)
-    assert_same(before, after)
+    graph = graph_of(step, ARGS, ONE)
+    final, report = rewrite(Rebatch(), graph)
+    assert_same(graph, final)
     assert report.startswith(f"re-batched {LANES} lanes x ")
     assert report.endswith("equations of pool 'p'")
-    assert len(pool_writes(after)) == len(pool_writes(before)) // LANES
-    assert "dynamic_update_slice" not in pool_writes(after)
-    assert copies(after, (0,)) == 0
+    assert len(pool_writes(final)) == len(pool_writes(graph)) // LANES
+    assert "dynamic_update_slice" not in pool_writes(final)
+    assert copies(final, (0,)) == 0
 
 
 def test_one_gather_one_scatter_and_every_source_stays() -> None:
-    before = graph_of(per_sequence_loop, ARGS, ONE)
-    after, _ = rewrite(Rebatch(), before)
-    names = primitives(after)
+    graph = graph_of(per_sequence_loop, ARGS, ONE)
+    final, _ = rewrite(Rebatch(), graph)
+    names = primitives(final)
     assert (names.count("gather"), names.count("scatter"), len(names)) == (1, 1, 8)
-    assert (copies(before, (0,)), copies(after, (0,))) == (LANES + 1, 0)
-    (scatter,) = (eqn for eqn in after.program.jaxpr.eqns if eqn.primitive.name == "scatter")
+    assert (copies(graph, (0,)), copies(final, (0,))) == (LANES + 1, 0)
+    (scatter,) = (eqn for eqn in final.program.jaxpr.eqns if eqn.primitive.name == "scatter")
     assert scatter.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
     assert scatter.params["unique_indices"]
     first = per_sequence_loop.__code__.co_firstlineno
-    lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in after.program.jaxpr.eqns}
+    lines = {int(ir.source_of(eqn).rsplit(":", 1)[1]) for eqn in final.program.jaxpr.eqns}
     assert lines <= set(range(first, first + 7))
 
 
@@ -117,12 +107,12 @@ def test_eight_lanes_of_a_delta_rule() -> None:
 
     rows = [jnp.zeros((lanes, 4, 8))] * 3
     args = (jnp.zeros((count, 4, 8, 8)), jnp.zeros(lanes, jnp.int32), jnp.zeros((32, 16)), *rows)
-    before = graph_of(step, args, contract)
-    after, report = rewrite(Rebatch(), before)
-    assert_same(before, after, tolerance=1e-5)
+    graph = graph_of(step, args, contract)
+    final, report = rewrite(Rebatch(), graph)
+    assert_same(graph, final, tolerance=1e-5)
     assert report.startswith("re-batched 8 lanes x ")
     assert report.endswith("equations of pool 'state'")
-    assert (copies(before, (0,)), copies(after, (0,))) == (lanes + 1, 0)
+    assert (copies(graph, (0,)), copies(final, (0,))) == (lanes + 1, 0)
 
 
 def test_levels_between_batched_layers() -> None:
@@ -139,12 +129,12 @@ def test_levels_between_batched_layers() -> None:
                 b = b.at[slots[i]].set(x[i] + rows[i])
         return a, b, x
 
-    before = graph_of(step, (pool(), pool(), slots(), x()), contract)
-    after, report = rewrite(Rebatch(), before)
+    graph = graph_of(step, (pool(), pool(), slots(), x()), contract)
+    final, report = rewrite(Rebatch(), graph)
     # sums of numbers up to 16, whose last place is 1e-6; a product and a sum may be rounded once or twice
-    assert_same(before, after, tolerance=4e-6)
+    assert_same(graph, final, tolerance=4e-6)
     assert report.count("re-batched") == 3
-    assert primitives(after).count("scatter") == 4
+    assert primitives(final).count("scatter") == 4
 
 
 def test_rows_that_are_lanes() -> None:
@@ -155,9 +145,9 @@ def test_rows_that_are_lanes() -> None:
             pool = lax.dynamic_update_slice(pool, row[None, :1] * 2.0, (i, 1, 0))
         return pool, x
 
-    before = graph_of(step, (jnp.zeros((LANES, *ROW)), jnp.float32(2), x()), ROWS)
-    after, report = rewrite(Rebatch(), before)
-    assert_same(before, after)
+    graph = graph_of(step, (jnp.zeros((LANES, *ROW)), jnp.float32(2), x()), ROWS)
+    final, report = rewrite(Rebatch(), graph)
+    assert_same(graph, final)
     assert report.startswith(f"re-batched {LANES} lanes x ")
 
 
@@ -166,9 +156,9 @@ def test_work_without_a_pool_and_rows_of_a_read_map() -> None:
         rows = [jnp.sin(pool[read[i]]) + x[i] for i in range(LANES)]
         return pool.at[write].set(jnp.stack(rows)), jnp.stack([row * 2.0 for row in rows], axis=0)
 
-    before = graph_of(step, (pool(), slots(), slots(), x()), FORK)
-    after, report = rewrite(Rebatch(), before)
-    assert_same(before, after)
+    graph = graph_of(step, (pool(), slots(), slots(), x()), FORK)
+    final, report = rewrite(Rebatch(), graph)
+    assert_same(graph, final)
     assert report.startswith(f"re-batched {LANES} lanes x ")
     assert "pool" not in report
 
@@ -181,11 +171,11 @@ def test_single_parts_of_results_are_cut_out_again() -> None:
             pool = pool.at[slots[i]].set(rows[i])
         return pool, jnp.stack(rows[::-1])[::-1]
 
-    before = graph_of(step, ARGS, ONE)
-    after, report = rewrite(Rebatch(), before)
-    assert_same(before, after)
+    graph = graph_of(step, ARGS, ONE)
+    final, report = rewrite(Rebatch(), graph)
+    assert_same(graph, final)
     assert "re-batched" in report
-    assert primitives(after).count("tanh") == 1
+    assert primitives(final).count("tanh") == 1
 
 
 def neighbour(pool, slots, x):
@@ -196,7 +186,7 @@ def neighbour(pool, slots, x):
 
 
 def old_version(pool, slots, x):
-    """Each lane writes its row twice, the second time from the row as it was before the first."""
+    """Each lane writes twice, the second time from the original row."""
     for i in range(LANES):
         old = pool
         pool = pool.at[slots[i]].set(x[i])
@@ -220,11 +210,11 @@ def two_maps(pool, first, second, x):
 
 
 def guarded(pool, slots, x):
-    """Some lanes write past the end, which is dropped."""
+    """Some lanes write past the end, so their writes are dropped."""
     for i in range(LANES):
         row = jnp.tanh(pool[slots[i]]) + x[i]
-        at = jnp.where(x[i, 0, 0] > 0, slots[i], SLOTS)
-        pool = pool.at[at].set(row, mode="drop", wrap_negative_indices=False)
+        rows = jnp.where(x[i, 0, 0] > 0, slots[i], SLOTS)
+        pool = pool.at[rows].set(row, mode="drop", wrap_negative_indices=False)
     return pool, x
 
 
@@ -314,9 +304,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("step", REFUSED)
 def test_left_alone_with_the_reason(step) -> None:
-    before = graph_of(step, ARGS, ONE)
-    after, report = rewrite(Rebatch(), before)
-    assert after is before
+    graph = graph_of(step, ARGS, ONE)
+    final, report = rewrite(Rebatch(), graph)
+    assert final is graph
     assert report.startswith("left alone: ")
     assert REFUSED[step] in report
     assert "test_rewrites_rebatch.py" in report
@@ -324,21 +314,21 @@ def test_left_alone_with_the_reason(step) -> None:
 
 def test_rows_by_two_maps_are_left_alone() -> None:
     contract = LaneContract((Pool("p"), SlotMap("p", SLOTS), SlotMap("p", SLOTS, disjoint=True), Lane()), ONE.outputs)
-    before = graph_of(two_maps, (pool(), slots(), slots(), x()), contract)
-    after, report = rewrite(Rebatch(), before)
-    assert after is before
+    graph = graph_of(two_maps, (pool(), slots(), slots(), x()), contract)
+    final, report = rewrite(Rebatch(), graph)
+    assert final is graph
     assert report.startswith("left alone: rows of two slot maps are used at ")
 
 
 def test_entries_behind_a_guard_are_not_taken_for_the_entries() -> None:
-    before = graph_of(guarded, ARGS, ONE)
-    assert_same(before, rewrite(Rebatch(), before)[0])
+    graph = graph_of(guarded, ARGS, ONE)
+    assert_same(graph, rewrite(Rebatch(), graph)[0])
 
 
 def test_rows_of_neighbours_are_no_lane_s_work() -> None:
-    before = graph_of(neighbour, ARGS, ONE)
-    after, _ = rewrite(Rebatch(), before)
-    assert after is before
+    graph = graph_of(neighbour, ARGS, ONE)
+    final, _ = rewrite(Rebatch(), graph)
+    assert final is graph
 
 
 def test_a_dimension_as_long_as_there_are_lanes_is_not_taken_for_them() -> None:
@@ -350,8 +340,8 @@ def test_a_dimension_as_long_as_there_are_lanes_is_not_taken_for_them() -> None:
             [jnp.exp(x[:, i]) + jnp.sin(windows[:, i]) for i in range(LANES)], axis=1
         )
 
-    before = graph_of(step, ARGS, ONE)
-    assert rewrite(Rebatch(), before) == (before, "")
+    graph = graph_of(step, ARGS, ONE)
+    assert rewrite(Rebatch(), graph) == (graph, "")
 
 
 TWO = LaneContract((Pool("p"), SlotMap("p", SLOTS), Lane(), Lane()), (Pool("p"), Lane(), Lane()))
@@ -377,11 +367,11 @@ def two_sequences(pool, slots, q, k):
 
 def test_two_reads_of_two_lanes_are_no_lanes() -> None:
     args = (pool(), slots()[:2], jnp.zeros((2, ROW[0])), jnp.zeros((2, ROW[0])))
-    before = graph_of(two_reads, args, TWO)
-    assert rewrite(Rebatch(), before) == (before, "")
+    graph = graph_of(two_reads, args, TWO)
+    assert rewrite(Rebatch(), graph) == (graph, "")
     loop = graph_of(two_sequences, args, TWO)
-    after, report = rewrite(Rebatch(), loop)
-    assert_same(loop, after, tolerance=1e-5)
+    final, report = rewrite(Rebatch(), loop)
+    assert_same(loop, final, tolerance=1e-5)
     assert report.startswith("re-batched 2 lanes x ")
 
 
@@ -393,24 +383,22 @@ def test_as_many_slices_of_a_vocabulary_as_lanes_are_no_lanes() -> None:
         highest = [jnp.exp(logits[:, i]).max(axis=-1) for i in range(LANES)]
         return pool.at[slots].set(x), jnp.stack(highest, axis=1).reshape(LANES, 3, LANES)
 
-    before = graph_of(step, ARGS, ONE)
-    assert rewrite(Rebatch(), before) == (before, "")
+    graph = graph_of(step, ARGS, ONE)
+    assert rewrite(Rebatch(), graph) == (graph, "")
 
 
 def test_one_lane_has_nothing_to_batch() -> None:
-    def step(pool, slots, x):
-        return pool.at[slots[0]].set(pool[slots[0]] + x[0]), x
-
-    before = graph_of(step, (pool(), slots()[:1], x()[:1]), ONE)
-    assert rewrite(Rebatch(), before) == (before, "")
+    step = lambda pool, slots, x: (pool.at[slots[0]].set(pool[slots[0]] + x[0]), x)
+    graph = graph_of(step, (pool(), slots()[:1], x()[:1]), ONE)
+    assert rewrite(Rebatch(), graph) == (graph, "")
 
 
 def test_effects_keep_their_order_and_their_values() -> None:
-    before = graph_of(printing, ARGS, ONE)
-    after, report = rewrite(Rebatch(), before)
-    assert_same(before, after)
+    graph = graph_of(printing, ARGS, ONE)
+    final, report = rewrite(Rebatch(), graph)
+    assert_same(graph, final)
     assert "re-batched" in report
-    prints = [eqn.params["fmt"] for eqn in after.program.jaxpr.eqns if eqn.effects]
+    prints = [eqn.params["fmt"] for eqn in final.program.jaxpr.eqns if eqn.effects]
     assert prints == [f"{i} {{}}" for i in range(LANES)]
 
 
@@ -422,7 +410,7 @@ def careless_of_literals(self, a, b) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("where", "what", "instead", "step"),
+    ("where", "label", "instead", "step"),
     [
         (same_work, "_same_box", lambda *_: True, other_part),
         (SameWork, "_same", careless_of_literals, other_constant),
@@ -431,21 +419,21 @@ def careless_of_literals(self, a, b) -> bool:
     ],
     ids=["box", "operand", "order", "rows"],
 )
-def test_broken_passes_are_seen(where, what, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(where, what, instead)
-    before = graph_of(step, ARGS, ONE)
-    after = Rebatch().run(before)
-    assert after is not before
+def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where, label, instead)
+    graph = graph_of(step, ARGS, ONE)
+    run = Rebatch().run(graph)
+    assert run is not graph
     with pytest.raises(AssertionError):
-        assert_same(before, after)
+        assert_same(graph, run)
 
 
 def test_lanes_on_the_null_slot_do_not_disturb_the_others() -> None:
-    before = graph_of(per_sequence_loop, ARGS, ONE)
-    after, _ = rewrite(Rebatch(), before)
+    graph = graph_of(per_sequence_loop, ARGS, ONE)
+    final, _ = rewrite(Rebatch(), graph)
     pools = np.zeros((SLOTS, *ROW), np.float32)
     pools[0] = np.nan
     operands = [pools, np.array([0, 5, 0, 2], np.int32), np.ones((LANES, *ROW), np.float32)]
-    new, sums = jax.jit(ir.as_function(after.program))(*operands)
+    new, sums = jax.jit(ir.as_function(final.program))(*operands)
     assert np.isfinite(np.asarray(new)[1:]).all()
     assert np.isfinite(np.asarray(sums)[[1, 3]]).all()

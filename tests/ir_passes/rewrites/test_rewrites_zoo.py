@@ -1,4 +1,4 @@
-"""The passes keep every program of the zoo proved, and what it computes."""
+"""The passes keep every zoo program proved and equal."""
 
 import jax
 import numpy as np
@@ -34,48 +34,48 @@ def rewritten(program: Program) -> tuple[Graph, Rewritten]:
     return graph, PassPipeline(check=check).run(graph)
 
 
-def compare(program: Program, before: Graph, after: Graph) -> None:
-    old, new = (jax.jit(ir.as_function(graph.program)) for graph in (before, after))
+def compare(program: Program, initial: Graph, final: Graph) -> None:
+    old, new = (jax.jit(ir.as_function(graph.program)) for graph in (initial, final))
     for seed in range(3):
         operands = [np.asarray(leaf) for leaf in jax.tree.leaves(program.args(seed))]
-        expected = dict(claims(before.bound, operands, old(*operands)))
-        got = dict(claims(after.bound, operands, new(*operands)))
+        expected = dict(claims(initial.bound, operands, old(*operands)))
+        got = dict(claims(final.bound, operands, new(*operands)))
         for path, value in expected.items():
             np.testing.assert_allclose(got[path], value, rtol=1e-4, atol=1e-4, err_msg=path)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rewritten_programs_are_proved_and_rewritten_once(name: str) -> None:
-    _, done = rewritten(PROGRAMS[name])
-    again = PassPipeline().run(done.graph)
-    assert again.graph is done.graph, again.report()
+    _, results = rewritten(PROGRAMS[name])
+    run = PassPipeline().run(results.graph)
+    assert run.graph is results.graph, run.report()
 
 
 @pytest.mark.parametrize("name", REBATCHED)
 def test_loops_over_lanes_are_batched_and_compute_the_same(name: str) -> None:
-    before, done = rewritten(PROGRAMS[name])
-    assert "rebatch" in [report.name for report in done.reports if report.changed]
-    compare(PROGRAMS[name], before, done.graph)
+    initial, results = rewritten(PROGRAMS[name])
+    assert "rebatch" in [report.name for report in results.reports if report.changed]
+    compare(PROGRAMS[name], initial, results.graph)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if not program.opaque])
 def test_every_program_computes_the_same(name: str) -> None:
-    before, done = rewritten(PROGRAMS[name])
-    compare(PROGRAMS[name], before, done.graph)
+    initial, results = rewritten(PROGRAMS[name])
+    compare(PROGRAMS[name], initial, results.graph)
 
 
 def rewrite_steps(model: str, all_lanes: bool) -> list[tuple[Program, Graph, Rewritten]]:
-    """Rewrite each step of a model, proved after each pass; those that differ by more than their dead equations."""
-    found = []
+    """Rewrite each step of a model with a proof after each pass; yield changed steps."""
+    results = []
     for shape in shapes(model, all_lanes):
-        one = program(model, shape)
-        before, done = rewritten(one)
-        again = PassPipeline().run(done.graph)
-        assert again.graph is done.graph, f"{one.name}: {again.report()}"
-        if {report.name for report in done.reports if report.changed} - {"drop-dead"}:
-            found.append((one, before, done))
-    return found
+        item = program(model, shape)
+        initial, completions = rewritten(item)
+        run = PassPipeline().run(completions.graph)
+        assert run.graph is completions.graph, f"{item.name}: {run.report()}"
+        if {report.name for report in completions.reports if report.changed} - {"drop-dead"}:
+            results.append((item, initial, completions))
+    return results
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def test_steps_of_a_model_are_proved_once_rewritten() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_every_step_of_every_model_is_proved_once_rewritten(model: str) -> None:
-    for one, before, done in rewrite_steps(model, all_lanes=True):
-        compare(one, before, done.graph)
+    for item, initial, results in rewrite_steps(model, all_lanes=True):
+        compare(item, initial, results.graph)
 
 
 def test_the_proof_stops_a_pass_that_mixes_lanes(monkeypatch: pytest.MonkeyPatch) -> None:

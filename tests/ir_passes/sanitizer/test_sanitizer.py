@@ -1,4 +1,4 @@
-"""The sanitizer passes right steps over long schedules with slots reused, and names every way to use a wrong row."""
+"""The sanitizer passes right steps over long schedules and names every wrong use."""
 
 import re
 from collections.abc import Callable
@@ -27,8 +27,10 @@ CONTRACT = LaneContract(
 Step = Callable[..., tuple]
 
 
-def weights() -> Array:
-    return jnp.linspace(0.1, 0.7, TAPS + 1)
+weights = lambda: jnp.linspace(0.1, 0.7, TAPS + 1)
+baked = lambda w, conv, ssm, slots, lengths, positions, x: (x, conv.at[3].set(x[:TAPS]), ssm)
+decayed = lambda w, conv, ssm, slots, lengths, positions, x: (x, conv * 0.5, ssm)
+replaced = lambda w, conv, ssm, slots, lengths, positions, x: (x, conv, jnp.zeros_like(ssm))
 
 
 def pools() -> tuple[Array, Array]:
@@ -36,7 +38,7 @@ def pools() -> tuple[Array, Array]:
 
 
 def advance(w: Array, conv: Array, ssm: Array, length: Array, position: Array, x: Array) -> tuple[Array, Array, Array]:
-    """One token of one lane: a convolution with its taps, and a recurrent state; zero state where it begins."""
+    """One token of one lane: convolution taps and a recurrent state, zero at the start."""
     begins = (position == 0) & (length > 0)
     taps = jnp.concatenate([jnp.where(begins, 0.0, conv), x[None]])
     y = w @ taps
@@ -50,8 +52,8 @@ def batched(read: Callable = lambda s: s, write: Callable = lambda s: s, write_s
     def step(w, conv, ssm, slots, lengths, positions, x):
         rows = [pool.at[read(slots)].get(mode="fill", fill_value=0.0) for pool in (conv, ssm)]
         out, *rows = jax.vmap(advance, (None, 0, 0, 0, 0, 0))(w, rows[0], rows[1], lengths, positions, x)
-        put = [write(slots), (write_ssm or write)(slots)]
-        conv, ssm = (pool.at[at].set(row, mode="drop") for pool, at, row in zip((conv, ssm), put, rows, strict=True))
+        value = [write(slots), (write_ssm or write)(slots)]
+        conv, ssm = (pool.at[i].set(row, mode="drop") for pool, i, row in zip((conv, ssm), value, rows, strict=True))
         return out, conv, ssm
 
     return step
@@ -83,7 +85,7 @@ def looped(w, conv, ssm, slots, lengths, positions, x):
 
 
 def masked(w, conv, ssm, slots, lengths, positions, x):
-    """Idle lanes write back what the null row holds."""
+    """Idle lanes write back the null row."""
     idle = (slots == 0)[:, None, None]
     out, c, s = jax.vmap(advance, (None, 0, 0, 0, 0, 0))(w, conv[slots], ssm[slots], lengths, positions, x)
     conv, ssm = (pool.at[slots].set(jnp.where(idle, pool[slots], row)) for pool, row in ((conv, c), (ssm, s)))
@@ -93,21 +95,17 @@ def masked(w, conv, ssm, slots, lengths, positions, x):
 def branching(w, conv, ssm, slots, lengths, positions, x):
     """A step that computes nothing if no lane has a token."""
 
-    def run(conv: Array, ssm: Array) -> tuple:
-        return batched()(w, conv, ssm, slots, lengths, positions, x)
-
-    def rest(conv: Array, ssm: Array) -> tuple:
-        return jnp.zeros((N, WIDTH)), conv, ssm
-
+    run = lambda conv, ssm: batched()(w, conv, ssm, slots, lengths, positions, x)
+    rest = lambda conv, ssm: (jnp.zeros((N, WIDTH)), conv, ssm)
     return lax.cond(lengths.max() > 0, run, rest, conv, ssm)
 
 
 def sorted_lanes(w, conv, ssm, slots, lengths, positions, x):
     """The lanes in another order inside the step, all of their data alike."""
     order = jnp.argsort(positions)
-    back = jnp.argsort(order)
+    result = jnp.argsort(order)
     out, conv, ssm = batched()(w, conv, ssm, slots[order], lengths[order], positions[order], x[order])
-    return out[back], conv, ssm
+    return out[result], conv, ssm
 
 
 RIGHT: dict[str, Step] = {
@@ -143,7 +141,7 @@ class Host:
         self.ledger = RowLedger()
 
     def take(self, slots: Any, turns: list[LaneWork | None]) -> Array:
-        """One step; raises what the sanitizer found, and compares with the step as it is."""
+        """Take one step, raise findings, and compare with the plain step."""
         expected = self.ledger.expect(turns)
         lengths = jnp.array([0 if turn is None else turn.length for turn in turns], jnp.int32)
         positions = jnp.array([0 if turn is None else turn.position for turn in turns], jnp.int32)
@@ -214,19 +212,19 @@ def fails(
     slots: Any,
     turns: list[LaneWork | None],
     *,
-    at: tuple[int, int | None] | None = None,
-    found: tuple[int, ...] = (),
+    index: tuple[int, int | None] | None = None,
+    actual: tuple[int, ...] = (),
     expected: tuple[int, ...] = (),
-    what: str = "",
+    label: str = "",
 ) -> SanitizerError:
-    """Take a step whose first lane at fault is so at this (lane, row), with labels that begin so."""
+    """Take a step and check its first faulty (lane, row) for these labels."""
     with pytest.raises(SanitizerError) as error:
         host.take(slots, turns)
     first = error.value.faults[0]
     assert isinstance(first, LaneFault) and first.id == fault, str(error.value)
-    assert at is None or (first.lane, first.row) == at
-    assert (first.found[: len(found)], first.expected[: len(expected)]) == (found, expected)
-    assert what in first.sentence
+    assert index is None or (first.lane, first.row) == index
+    assert (first.found[: len(actual)], first.expected[: len(expected)]) == (actual, expected)
+    assert label in first.sentence
     return error.value
 
 
@@ -241,10 +239,10 @@ def test_stale_state_of_the_previous_tenant() -> None:
         LabelFault.OWNER,
         [0, 3, 0],
         [None, LaneWork(6, 0, 1), None],
-        at=(1, 3),
+        index=(1, 3),
         expected=(ReservedOwner.FRESH, 0),
-        found=(5, 1, 0, 1),
-        what="reads args[1]",
+        actual=(5, 1, 0, 1),
+        label="reads args[1]",
     )
     assert error.lanes == (1,)
     (fault,) = error.faults
@@ -261,19 +259,17 @@ def test_only_one_pool_is_not_reset() -> None:
     host = Host(step)
     start(host, (5, 3))
     turns: list[LaneWork | None] = [LaneWork(6, 0, 1), None, None]
-    fails(host, LabelFault.OWNER, [3, 0, 0], turns, at=(0, 3), what="mul reads args[2]")
+    fails(host, LabelFault.OWNER, [3, 0, 0], turns, index=(0, 3), label="mul reads args[2]")
 
 
 @pytest.mark.long
 def test_state_reset_in_the_middle_of_a_sequence() -> None:
-    def step(w, conv, ssm, slots, lengths, positions, x):
-        return batched()(w, conv, ssm, slots, lengths, positions % 2, x)
-
+    step = lambda w, conv, ssm, slots, lengths, positions, x: batched()(w, conv, ssm, slots, lengths, positions % 2, x)
     host = Host(step)
     start(host, (5, 3))
     host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
     turns: list[LaneWork | None] = [LaneWork(5, 2, 1), None, None]
-    fails(host, LabelFault.OWNER, [3, 0, 0], turns, expected=(5, 2), found=(ReservedOwner.FRESH,))
+    fails(host, LabelFault.OWNER, [3, 0, 0], turns, expected=(5, 2), actual=(ReservedOwner.FRESH,))
 
 
 @pytest.mark.parametrize("same_step", [True, False])
@@ -289,16 +285,16 @@ def test_slot_shared_by_two_live_sequences(same_step: bool) -> None:
         LabelFault.OWNER,
         [0, 0, 3],
         [None, None, LaneWork(5, 1, 1)],
-        at=(2, 3),
+        index=(2, 3),
         expected=(5,),
-        found=(6,),
+        actual=(6,),
     )
 
 
 def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (6, 4))
-    error = fails(host, LabelFault.OWNER, [4, 3, 0], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None], at=(0, 4))
+    error = fails(host, LabelFault.OWNER, [4, 3, 0], [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None], index=(0, 4))
     assert error.lanes == (0, 1) and error.faults[1].about == "lane 1, row 3"
 
 
@@ -307,7 +303,7 @@ def test_row_that_no_step_wrote() -> None:
     host = Host(batched(write=lambda s: jnp.where(s == 3, SLOTS, s)))
     start(host, (5, 3))
     turns: list[LaneWork | None] = [LaneWork(5, 1, 1), None, None]
-    fails(host, LabelFault.OWNER, [3, 0, 0], turns, expected=(5, 1), found=(ReservedOwner.FRESH,))
+    fails(host, LabelFault.OWNER, [3, 0, 0], turns, expected=(5, 1), actual=(ReservedOwner.FRESH,))
 
 
 def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
@@ -317,7 +313,7 @@ def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
     host.take([3, 0, 0], [LaneWork(5, 1, 1), None, None])
     host.pools, host.shadow_labels = old
     turns: list[LaneWork | None] = [LaneWork(5, 2, 1), None, None]
-    fails(host, LabelFault.POSITION, [3, 0, 0], turns, expected=(5, 2), found=(5, 1))
+    fails(host, LabelFault.POSITION, [3, 0, 0], turns, expected=(5, 2), actual=(5, 1))
 
 
 def test_layout_that_the_reader_does_not_expect() -> None:
@@ -329,7 +325,7 @@ def test_layout_that_the_reader_does_not_expect() -> None:
         [3, 0, 0],
         [LaneWork(5, 1, 1, layout=0), None, None],
         expected=(5, 1, 0),
-        found=(5, 1, 1),
+        actual=(5, 1, 1),
     )
 
 
@@ -341,7 +337,7 @@ def test_state_of_the_same_position_but_another_time() -> None:
     start(host, (5, 3))
     host.pools, host.shadow_labels = old
     turns: list[LaneWork | None] = [LaneWork(5, 1, 1), None, None]
-    fails(host, LabelFault.EPOCH, [3, 0, 0], turns, expected=(5, 1, 0, 5), found=(5, 1, 0, 1))
+    fails(host, LabelFault.EPOCH, [3, 0, 0], turns, expected=(5, 1, 0, 5), actual=(5, 1, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +367,7 @@ def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     bad = Host(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
     bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
     turns: list[LaneWork | None] = [LaneWork(5, 1, 1), LaneWork(6, 1, 1), LaneWork(7, 1, 1)]
-    fails(bad, LabelFault.LANE, [4, 3, 1], turns, at=(0, 1))
+    fails(bad, LabelFault.LANE, [4, 3, 1], turns, index=(0, 1))
 
 
 @pytest.mark.long
@@ -382,8 +378,8 @@ def test_writes_to_anothers_row() -> None:
         LabelFault.LANE,
         [4, 3, 1],
         [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
-        at=(0, 1),
-        what="scatter writes another lane's row",
+        index=(0, 1),
+        label="scatter writes another lane's row",
     )
 
 
@@ -397,9 +393,9 @@ def test_pools_of_a_group_moved_by_different_indices() -> None:
         LabelFault.OWNER,
         [4, 2, 0],
         [LaneWork(5, 1, 1), LaneWork(6, 1, 1), None],
-        at=(0, 4),
-        found=(ReservedOwner.FRESH,),
-        what="reads args[2]",
+        index=(0, 4),
+        actual=(ReservedOwner.FRESH,),
+        label="reads args[2]",
     )
 
 
@@ -415,7 +411,7 @@ def test_padding_that_is_clamped_or_wrapped_into_a_live_row(pad: int) -> None:
     start(host, (5, SLOTS - 1))
     host.take([SLOTS - 1, pad, pad], [LaneWork(5, 1, 1), None, None])
     turns: list[LaneWork | None] = [LaneWork(5, 2, 1), None, None]
-    fails(host, LabelFault.OWNER, [SLOTS - 1, pad, pad], turns, found=(ReservedOwner.NOBODY,))
+    fails(host, LabelFault.OWNER, [SLOTS - 1, pad, pad], turns, actual=(ReservedOwner.NOBODY,))
 
 
 @pytest.mark.long
@@ -429,8 +425,8 @@ def test_rows_of_lanes_that_meet_after_they_were_read() -> None:
         LabelFault.LANE,
         [4, 0, 0],
         [LaneWork(5, 0, 1)] * 1 + [None] * 2,
-        at=(0, None),
-        what="add mixes two lanes",
+        index=(0, None),
+        label="add mixes two lanes",
     )
 
 
@@ -461,7 +457,7 @@ def copied(host: Host, source: list[int], target: list[int]) -> None:
 
 
 def snapshots() -> tuple[Host, dict[int, Label]]:
-    """Owner 5 in row 1 at position 3; its snapshots after 1 and 2 tokens in rows 4 and 5."""
+    """Owner 5 in row 1 at position 3, with snapshots in rows 4 and 5."""
     host, labels = Host(GATHERED), {}
     start(host, (5, 1))
     for position, row in ((1, 4), (2, 5)):
@@ -491,21 +487,21 @@ def test_a_snapshot_restored_at_the_wrong_position() -> None:
         LabelFault.POSITION,
         [2, 0, 0],
         [LaneWork(8, 2, 1), None, None],
-        at=(0, 2),
+        index=(0, 2),
         expected=(5, 2),
-        found=(5, 1),
+        actual=(5, 1),
     )
 
 
 @pytest.mark.slow
 def test_a_snapshot_of_one_pool_only() -> None:
     host, labels = snapshots()
-    both = host.shadow_labels
+    shadow_labels = host.shadow_labels
     copied(host, [5, 0, 0], [2, 0, 0])
-    host.shadow_labels = (host.shadow_labels[0], both[1])
+    host.shadow_labels = (host.shadow_labels[0], shadow_labels[1])
     host.ledger.adopt(8, labels[2])
     turns: list[LaneWork | None] = [LaneWork(8, 2, 1), None, None]
-    fails(host, LabelFault.OWNER, [2, 0, 0], turns, found=(ReservedOwner.FRESH,), what="reads args[2]")
+    fails(host, LabelFault.OWNER, [2, 0, 0], turns, actual=(ReservedOwner.FRESH,), label="reads args[2]")
 
 
 ROWS = LaneContract(
@@ -529,14 +525,12 @@ def test_row_pools() -> None:
     swap = np.array([1, 0, 2])
     host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
     turns: list[LaneWork | None] = [LaneWork(8, 1, 1), LaneWork(6, 2, 1), None]
-    fails(host, LabelFault.OWNER, [0] * N, turns, at=(0, 0), expected=(8,), found=(6,))
+    fails(host, LabelFault.OWNER, [0] * N, turns, index=(0, 0), expected=(8,), actual=(6,))
 
 
 @pytest.mark.long
 def test_row_pools_whose_lanes_are_mixed() -> None:
-    def step(w, conv, ssm, slots, lengths, positions, x):
-        return row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
-
+    step = lambda w, conv, ssm, slots, lengths, positions, x: row_step(w, conv, ssm[::-1], slots, lengths, positions, x)
     args = example()
     host = Host(step, ROWS, (args[0], args[1][:N], args[2][:N], *args[3:]))
     fails(
@@ -544,13 +538,13 @@ def test_row_pools_whose_lanes_are_mixed() -> None:
         LabelFault.LANE,
         [0] * N,
         [LaneWork(5, 0, 1), LaneWork(6, 0, 1), LaneWork(7, 0, 1)],
-        at=(0, None),
-        what="mul reads args[2]",
+        index=(0, None),
+        label="mul reads args[2]",
     )
 
 
-def begins_inside(*given: Array) -> np.ndarray:
-    lengths, fresh, x, rows = map(np.asarray, given)
+def begins_inside(*args: Array) -> np.ndarray:
+    lengths, fresh, x, rows = map(np.asarray, args)
     return np.where(fresh[:, None, None], np.float32(0), rows) + np.where(lengths > 0, x.T, np.float32(0)).T[:, None]
 
 
@@ -562,7 +556,7 @@ def declared_step(w, conv, ssm, slots, lengths, positions, x):
 
 @pytest.mark.slow
 def test_rows_that_a_declared_operation_does_not_read() -> None:
-    """A lane that begins may find anything there; one that goes on may not, and nobody says so without `fresh`."""
+    """New lanes may find anything in a row; continuing lanes need their state."""
     entries = (Lane(role="length"), Lane(), Lane(), Pool("state"))
     turns: list[list[LaneWork | None]] = [
         [LaneWork(5, 0, 1), LaneWork(6, 0, 1), None],
@@ -576,13 +570,13 @@ def test_rows_that_a_declared_operation_does_not_read() -> None:
         host = Host(declared_step, contract, (args[0], args[1][:N], args[2][:N], *args[3:]))
         host.take([0] * N, turns[0])
         if fresh is None:
-            fails(host, LabelFault.OWNER, [0] * N, turns[1], at=(0, 0), expected=(ReservedOwner.FRESH,), found=(5,))
+            fails(host, LabelFault.OWNER, [0] * N, turns[1], index=(0, 0), expected=(ReservedOwner.FRESH,), actual=(5,))
             continue
         host.take([0] * N, turns[1])
         swapped = jax.tree.map(lambda rows: rows[np.array([1, 0, 2])], (host.pools, host.shadow_labels))
         host.pools, host.shadow_labels = swapped
         last: list[LaneWork | None] = [LaneWork(7, 1, 1), LaneWork(6, 2, 1), None]
-        fails(host, LabelFault.OWNER, [0] * N, last, at=(0, 0), expected=(7,), found=(6,))
+        fails(host, LabelFault.OWNER, [0] * N, last, index=(0, 0), expected=(7,), actual=(6,))
 
 
 def test_rows_of_no_known_lane_are_looked_at_whatever_lanes_begin() -> None:
@@ -645,10 +639,9 @@ CACHE = LaneContract(inputs=(Pool("cache"), SlotMap("cache", SLOTS), Lane(), Lan
 
 
 def cache_step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
-    """A cache of one number per position, of which a lane sees those before its own."""
-    seen = jnp.arange(cache.shape[1], dtype=jnp.int32)[None] < positions[:, None]
-    past = jnp.where(seen, jnp.exp(cache[slots]), 0.0).sum(axis=1)
-    return past + x, cache.at[slots, positions].set(x)
+    """A cache of one number per position; a lane reads earlier positions."""
+    visible = jnp.arange(cache.shape[1], dtype=jnp.int32)[None] < positions[:, None]
+    return jnp.where(visible, jnp.exp(cache[slots]), 0.0).sum(axis=1) + x, cache.at[slots, positions].set(x)
 
 
 @pytest.mark.long
@@ -677,7 +670,7 @@ def test_caches_are_masked_by_position() -> None:
 
 @pytest.mark.long
 def test_a_row_with_new_and_old_tokens_is_new() -> None:
-    """The later of two writes to a row moves what was there; the row still has a new token."""
+    """The later of two writes moves old tokens; the row still has a new token."""
 
     def step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[Array, Array]:
         old, place = cache[slots][:, :2], jnp.arange(2, dtype=jnp.int32)[None]
@@ -712,25 +705,13 @@ MOVED: dict[str, Callable[[Array], Array]] = {
 
 @pytest.mark.parametrize("name", MOVED)
 def test_lanes_follow_their_values(name: str) -> None:
-    """Every entry of the operand is the number of its lane, and so it is with every entry of the result."""
+    """Every entry is its lane's number, before and after."""
     x = jnp.broadcast_to(jnp.arange(N, dtype=jnp.float32)[:, None, None], (N, 2, 4))
     nothing = jnp.zeros((N, 4), jnp.int32)
     run = Interpreter(N, Judge(Expected(nothing, nothing), {}, frozenset()))
     (value,), (tags,) = run.run(ir.trace(MOVED[name], x), [x], [computed(along(N, 0, 3))])
     assert tags is not None
     np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
-
-
-def baked(w, conv, ssm, slots, lengths, positions, x):
-    return x, conv.at[3].set(x[:TAPS]), ssm
-
-
-def decayed(w, conv, ssm, slots, lengths, positions, x):
-    return x, conv * 0.5, ssm
-
-
-def replaced(w, conv, ssm, slots, lengths, positions, x):
-    return x, conv, jnp.zeros_like(ssm)
 
 
 @pytest.mark.parametrize(
@@ -744,7 +725,7 @@ def replaced(w, conv, ssm, slots, lengths, positions, x):
 def test_what_cannot_be_followed_is_refused(step: Step, faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, example(), CONTRACT)
-    assert [(one.id, one.about.split(" at ")[0]) for one in error.value.faults] == faults
+    assert [(fault.id, fault.about.split(" at ")[0]) for fault in error.value.faults] == faults
 
 
 def test_the_contract_has_to_fit() -> None:
@@ -778,7 +759,7 @@ def test_the_ledger_knows_what_the_host_forgot() -> None:
     ledger = RowLedger()
     with pytest.raises(LedgerError) as error:
         ledger.expect([LaneWork(5, 3, 1), LaneWork(5, 0, 1), LaneWork(0, 0, 1)])
-    assert [(one.id, one.about) for one in error.value.faults] == [
+    assert [(fault.id, fault.about) for fault in error.value.faults] == [
         (LedgerFault.NO_LABEL, "lane 0"),
         (LedgerFault.TWO_LANES, "lanes 0 and 1"),
         (LedgerFault.OWNER, "lane 2"),
@@ -787,8 +768,8 @@ def test_the_ledger_knows_what_the_host_forgot() -> None:
     with pytest.raises(LedgerError, check=lambda error: error.ids == (LedgerFault.NO_LABEL,)):
         ledger.label(5)
     expected = ledger.expect([LaneWork(5, 0, 3), None])
-    found, left = (np.asarray(labels) for labels in expected)
-    assert found.tolist() == [[ReservedOwner.FRESH, 0, 0, 0], [ReservedOwner.ANY, 0, 0, 0]]
-    assert left.tolist() == [[5, 3, 0, 1], [ReservedOwner.NOBODY, 0, 0, 1]]
+    array, rest = (np.asarray(labels) for labels in expected)
+    assert array.tolist() == [[ReservedOwner.FRESH, 0, 0, 0], [ReservedOwner.ANY, 0, 0, 0]]
+    assert rest.tolist() == [[5, 3, 0, 1], [ReservedOwner.NOBODY, 0, 0, 1]]
     with pytest.raises(ValueError):
-        found.setflags(write=True)
+        array.setflags(write=True)

@@ -1,4 +1,4 @@
-"""The sanitizer compares the slot maps of a step: rows that are declared disjoint, and idle lanes."""
+"""The sanitizer compares slot maps: rows declared disjoint, and idle lanes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +38,7 @@ def test_rows_apart_pass() -> None:
 def test_a_row_in_both_maps_is_named(tracked: list[int], lane: int) -> None:
     with pytest.raises(SanitizerError) as error:
         run([1, 2, 3], tracked)
-    assert [(one.id, one.about) for one in error.value.faults] == [
+    assert [(fault.id, fault.about) for fault in error.value.faults] == [
         (LabelFault.NOT_DISJOINT, f"lane {lane}, row {tracked[lane]}")
     ]
 
@@ -46,8 +46,8 @@ def test_a_row_in_both_maps_is_named(tracked: list[int], lane: int) -> None:
 def test_a_lane_is_idle_in_every_map_or_in_none() -> None:
     contract = LaneContract((Pool("s"), Pool("t"), SlotMap("s", ROWS), SlotMap("t", ROWS)), (Pool("s"), Pool("t")))
 
-    def both(one: Array, other: Array, first: Array, second: Array) -> tuple[Array, Array]:
-        return one.at[first].set(one[first] + 1), other.at[second].set(other[second] + 1)
+    def both(array: Array, other: Array, first: Array, second: Array) -> tuple[Array, Array]:
+        return array.at[first].set(array[first] + 1), other.at[second].set(other[second] + 1)
 
     pools = jnp.zeros((ROWS, D)), jnp.zeros((ROWS, D))
     for second, fault in (([2, 0, 1], False), ([2, 3, 1], True), ([0, 0, 1], True)):

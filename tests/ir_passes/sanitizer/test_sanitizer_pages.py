@@ -1,4 +1,4 @@
-"""The sanitizer on pools behind page tables: what a host must not pass is found in the step that would use it."""
+"""The sanitizer on paged pools: forbidden host inputs are found in the step."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_wrong_page_is_found_at_the_write(change: Any, lanes: set[int]) -> None:
     args = tables(change)
     with pytest.raises(SanitizerError, check=lambda error: LabelFault.PAGE in error.ids) as raised:
         run(args)
-    assert all("zoo/pages.py" in one.source for one in raised.value.faults if isinstance(one, LaneFault))
+    assert all("zoo/pages.py" in fault.source for fault in raised.value.faults if isinstance(fault, LaneFault))
     assert 1 in raised.value.lanes
     assert set(raised.value.lanes) <= lanes
 

@@ -75,9 +75,9 @@ def test_lanes_go_through_elementwise_primitives(name: str) -> None:
     changed = [np.where(np.arange(N)[:, None] == 1, new, old) for old, new in zip(first, other, strict=True)]
     operands = [computed(along(N, 0, 2), derived=True)] * len(first)
     results, tags = watched().run(program, first, operands)
-    again, _ = watched().run(program, changed, operands)
+    repeat, _ = watched().run(program, changed, operands)
     assert len(results) == len(tags) > 0
-    for old, new, tag in zip(results, again, tags, strict=True):
+    for old, new, tag in zip(results, repeat, tags, strict=True):
         assert tag is not None and tag.derived
         lanes = np.broadcast_to(np.asarray(tag.lanes), old.shape)
         np.testing.assert_array_equal(lanes, np.broadcast_to(np.arange(N)[:, None], old.shape))
@@ -96,10 +96,10 @@ MEETING: dict[str, Callable[[Array, Array], Any]] = {
 def test_lanes_that_meet_are_a_fault(name: str) -> None:
     x = jnp.ones((N, WIDTH))
     lanes = computed(along(N, 0, 2), derived=True)
-    others = computed(np.roll(along(N, 0, 2), 1, axis=0), derived=True)
+    rest = computed(np.roll(along(N, 0, 2), 1, axis=0), derived=True)
     run = watched()
     run.judge.expected = Expected(jnp.ones((N, 4), jnp.int32), jnp.ones((N, 4), jnp.int32))
-    run.run(ir.trace(MEETING[name], x, x), [x, x], [lanes, others])
+    run.run(ir.trace(MEETING[name], x, x), [x, x], [lanes, rest])
     assert (np.asarray(run.judge.verdict.code) > 0).all()
 
 
@@ -145,7 +145,7 @@ def test_every_move_is_followed() -> None:
 
 
 def test_a_row_read_as_bits_keeps_its_label() -> None:
-    """A lane that computes with another lane's row is found, also if it reads the row as integers."""
+    """A foreign row is found even if it is read as integers."""
 
     def step(state: Array, slots: Array, x: Array) -> tuple[Array, Array]:
         row = bits(bits(state[slots], "int32"), "float32")

@@ -21,22 +21,18 @@ CONTRACT = LaneContract(
 ARGS = jnp.ones((1, 3)), jnp.zeros(1, jnp.int32), jnp.ones((4, 3)), jnp.array([2], jnp.int32)
 
 
-def one_row(state, slots, kept, there):
-    return state.at[slots].set(state[slots] * 2.0), kept
+one_row = lambda state, slots, saved, target: (state.at[slots].set(state[slots] * 2.0), saved)
+from_one_row = lambda state, slots, saved, target: (state, saved.at[target].set(state[slots]))
 
 
-def from_one_row(state, slots, kept, there):
-    return state, kept.at[there].set(state[slots])
-
-
-def entering(state, slots, kept, there):
+def entering(state, slots, saved, target):
     over = Mesh(np.array(jax.devices()[:1]), ("data",))
-    whole = jax.shard_map(lambda x: x.at[0].set(0.0), mesh=over, in_specs=P(), out_specs=P(), check_vma=False)
-    return state, whole(kept)
+    full = jax.shard_map(lambda x: x.at[0].set(0.0), mesh=over, in_specs=P(), out_specs=P(), check_vma=False)
+    return state, full(saved)
 
 
-def handed_over(state, slots, kept, there):
-    return state, jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(kept.shape, kept.dtype), kept)
+def handed_over(state, slots, array, target):
+    return state, jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct(array.shape, array.dtype), array)
 
 
 @pytest.mark.parametrize(
@@ -51,17 +47,17 @@ def handed_over(state, slots, kept, there):
 def test_why_it_is_refused(step: Callable[..., tuple], faults: list[tuple[UntrackedFault, str]]) -> None:
     with pytest.raises(UntrackedError) as error:
         sanitize(step, ARGS, CONTRACT)
-    found = [(one.id, one.about.split(" at ")[0]) for one in error.value.faults]
-    assert set(faults) <= set(found)
-    assert all(one.sentence in str(error.value) for one in error.value.faults)
+    results = [(fault.id, fault.about.split(" at ")[0]) for fault in error.value.faults]
+    assert set(faults) <= set(results)
+    assert all(fault.sentence in str(error.value) for fault in error.value.faults)
 
 
 def test_copies_out_of_one_row_are_followed() -> None:
     contract = LaneContract(CONTRACT.inputs, (Pool("kept"),))
-    sanitized = sanitize(lambda *given: from_one_row(*given)[1:], ARGS, contract)
+    sanitized = sanitize(lambda *args: from_one_row(*args)[1:], ARGS, contract)
     shadow_labels = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
-    _, (_, kept), verdict = jax.jit(sanitized.step)(
+    _, (_, array), verdict = jax.jit(sanitized.step)(
         *ARGS, shadow_labels=shadow_labels, expected=RowLedger().expect([None])
     )
     assert verdict.code.tolist() == [0]
-    assert kept.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]
+    assert array.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]

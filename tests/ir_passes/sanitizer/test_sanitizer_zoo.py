@@ -53,8 +53,8 @@ def run(program: Program) -> None:
     sanitized = sanitize(program.step, args, program.contract)
     lanes, groups = sanitized.bound.lanes, rows_of_lanes(program, args)
     labels = np.array([Label(10 + lane, 3, 0, 1) for lane in range(lanes)], np.int32)
-    left = np.array([Label(10 + lane, 4, 0, 2) for lane in range(lanes)], np.int32)
-    tables = [one.entry for one in sanitized.bound.inputs if isinstance(one.entry, PageTable)]
+    array = np.array([Label(10 + lane, 4, 0, 2) for lane in range(lanes)], np.int32)
+    tables = [item.entry for item in sanitized.bound.inputs if isinstance(item.entry, PageTable)]
     paged = {name for entry in tables for name in entry.names}
     shadow_labels = []
     for index, shadow in zip(sanitized.pools, sanitized.shadow_labels(), strict=True):
@@ -64,15 +64,15 @@ def run(program: Program) -> None:
             shadow_labels[-1] = jnp.asarray(shadow)
         elif sanitized.bound.inputs[index].entry.group not in groups:  # pyright: ignore  # a pool
             shadow_labels[-1] = jnp.asarray(labels)
-    found = labels.copy()
+    actual = labels.copy()
     for rows in groups.values():
-        found[rows == 0] = Label(ReservedOwner.ANY)
+        actual[rows == 0] = Label(ReservedOwner.ANY)
     step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
-    *_, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=Expected(found, left))
+    *_, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=Expected(actual, array))
     # Some programs draw which of their lanes begin; those have to compute with zeros.
     begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == ReservedOwner.FRESH)
-    found[begins] = Label(ReservedOwner.FRESH)
-    expected = Expected(found, left)
+    actual[begins] = Label(ReservedOwner.FRESH)
+    expected = Expected(actual, array)
     *out, new, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=expected)
     sanitized.require(verdict, expected)
     want = jax.jit(program.step)(*args)
@@ -81,7 +81,7 @@ def run(program: Program) -> None:
 
 
 def test_idle_lanes_are_on_the_null_row_in_all_slot_maps() -> None:
-    """As every contract says; the sanitizer compares the maps."""
+    """By every contract; the sanitizer compares the maps."""
     several = 0
     for name, program in PROGRAMS.items():
         if sum(isinstance(entry, SlotMap) for entry in jax.tree.leaves(program.contract.inputs)) > 1:
@@ -94,7 +94,7 @@ def test_idle_lanes_are_on_the_null_row_in_all_slot_maps() -> None:
 
 
 def test_kernels_and_meshes_are_refused_where_they_take_whole_pools() -> None:
-    """Every one is traced, so that a new program that is refused, or no longer, is seen at once."""
+    """All programs are traced, so that new refusals or acceptances show."""
     refused = set()
     for name, program in PROGRAMS.items():
         if name.startswith(("kernel", "sharded")) and not program.opaque:

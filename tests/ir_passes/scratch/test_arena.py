@@ -1,4 +1,4 @@
-"""Packings of buffers drawn as tables: name, size, and # at the times at which the buffer is live."""
+"""Packings of buffers as tables: name, size, and # at live times."""
 
 import jax
 import jax.numpy as jnp
@@ -23,16 +23,16 @@ def drawn(text: str) -> list[Buffer]:
 
 
 def packed(buffers: list[Buffer]) -> int:
-    """Return the height of a packing; check each pair of buffers that are live at the same time."""
+    """Return a packing's height; check pairs of simultaneously live buffers."""
     offsets = pack(buffers)
     assert len(offsets) == len(buffers)
     for i, ((size, start, end), low) in enumerate(zip(buffers, offsets, strict=True)):
         assert low >= 0 and low % ALIGNMENT == 0, f"buffer {i} at {low}"
         for j in range(i):
             other_size, other_start, other_end = buffers[j]
-            together = set(range(start, end + 1)) & set(range(other_start, other_end + 1))
+            joint = set(range(start, end + 1)) & set(range(other_start, other_end + 1))
             shared = min(low + size, offsets[j] + other_size) - max(low, offsets[j])
-            assert not together or shared <= 0 or not size or not other_size, f"buffers {j} and {i} at {together}"
+            assert not joint or shared <= 0 or not size or not other_size, f"buffers {j} and {i} at {joint}"
     return max((low + size for (size, _, _), low in zip(buffers, offsets, strict=True)), default=0)
 
 
@@ -76,9 +76,9 @@ CONTRACT = LaneContract(
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_plans_are_between_the_lower_bound_and_no_sharing(name: str) -> None:
     program = PROGRAMS[name]
-    made = plan(program.fn, program.args(4))  # verified there
-    apart = sum(-(-one.bytes // ALIGNMENT) * ALIGNMENT for one in made.placements)
-    assert made.lower_bound <= made.size <= apart + sum(block.bytes for block in made.blocks.values())
+    result = plan(program.fn, program.args(4))  # verified there
+    total = sum(-(-placement.bytes // ALIGNMENT) * ALIGNMENT for placement in result.placements)
+    assert result.lower_bound <= result.size <= total + sum(block.bytes for block in result.blocks.values())
 
 
 def test_scratch_grows_with_the_lanes() -> None:

@@ -16,8 +16,8 @@ from ir_passes.scratch.liveness import Liveness
 from ir_passes.scratch.planner import plan
 
 
-def same_bits(left, right) -> bool:
-    return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(left, right, strict=True))
+def same_bits(rest, right) -> bool:
+    return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in zip(rest, right, strict=True))
 
 
 def check_reuse(fn, args, rtol: float, atol: float) -> None:
@@ -25,8 +25,8 @@ def check_reuse(fn, args, rtol: float, atol: float) -> None:
     with mock.patch.object(planner, "pack", apart):
         naive = execute(plan(fn, args), args)
     assert same_bits(execute(plan(fn, args), args), naive)
-    for found, expected in zip(naive, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol)
+    for actual, expected in zip(naive, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -47,34 +47,31 @@ def test_reuse_changes_no_bit_of_the_zoo(name: str) -> None:
     check_reuse(ZOO[name].step, ZOO[name].args(), rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("which", [0, 1, 2])
-def test_every_branch_runs_in_its_own_part(which: int) -> None:
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_every_branch_runs_in_its_own_part(number: int) -> None:
     program = PROGRAMS["branch"]
-    args = (program.args(4)[0], np.int32(which))
-    (found,) = execute(plan(program.fn, args), args)
-    np.testing.assert_allclose(found, program.fn(*args)[0], rtol=1e-5)
+    args = (program.args(4)[0], np.int32(number))
+    (result,) = execute(plan(program.fn, args), args)
+    np.testing.assert_allclose(result, program.fn(*args)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 4])
 def test_a_loop_runs_as_often_as_its_condition_says(bound: int) -> None:
     program = PROGRAMS["loop"]
     args = (program.args(4)[0], np.int32(bound))
-    (found,) = execute(plan(program.fn, args), args)
-    np.testing.assert_allclose(found, program.fn(*args)[0], rtol=1e-5)
+    (result,) = execute(plan(program.fn, args), args)
+    np.testing.assert_allclose(result, program.fn(*args)[0], rtol=1e-5)
 
 
 def test_constants_inputs_and_outputs_stay_where_the_caller_has_them() -> None:
     table = np.arange(8, dtype=np.float32)
-
-    def fn(x):
-        return x, jnp.asarray(table) + x, jnp.exp(x).reshape(2, 4), 3.0
-
+    fn = lambda x: (x, jnp.asarray(table) + x, jnp.exp(x).reshape(2, 4), 3.0)
     x = np.ones(8, np.float32)
-    made = plan(fn, (x,))
-    assert made.size == 0
-    found = execute(made, (x,))
-    assert [value.shape for value in found] == [(8,), (8,), (2, 4), ()]
-    np.testing.assert_array_equal(found[1], table + 1)
+    result = plan(fn, (x,))
+    assert result.size == 0
+    output = execute(result, (x,))
+    assert [value.shape for value in output] == [(8,), (8,), (2, 4), ()]
+    np.testing.assert_array_equal(output[1], table + 1)
     np.testing.assert_array_equal(x, 1)
 
 
@@ -86,12 +83,12 @@ def test_every_dtype_survives_the_bytes() -> None:
         return sum(part.astype(jnp.float32) for part in parts) + bits.astype(jnp.float32) * 1e-9
 
     x = np.linspace(0, 3, 12, dtype=np.float32)
-    (found,) = execute(plan(fn, (x,)), (x,))
-    np.testing.assert_allclose(found, fn(jnp.asarray(x)), rtol=1e-6)
+    (result,) = execute(plan(fn, (x,)), (x,))
+    np.testing.assert_allclose(result, fn(jnp.asarray(x)), rtol=1e-6)
 
 
 def test_a_model_that_liveness_and_verifier_share_is_seen_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transposed array is no view of the same bytes; if both take it for one, every plan is accepted."""
+    """If liveness and verifier both treated a transpose as a view, every plan would pass."""
     liveness = sys.modules[Liveness.__module__]
     right, checked = liveness.is_view, verifier._same_bytes
     monkeypatch.setattr(liveness, "is_view", lambda eqn: eqn.primitive.name == "transpose" or right(eqn))

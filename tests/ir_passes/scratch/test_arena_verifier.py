@@ -1,4 +1,4 @@
-"""Wrong plans, written as a table of offsets, and wrong planners: each is refused with equation, values and bytes."""
+"""Wrong plans as offset tables, and wrong planners, are refused with equation and bytes."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
 
 
 def chain(x):
-    """add.0 [0, 2], mul.1 [1, 3], sin.2 [2, 4], sub.3 [3, 5], reshape.4 a view of sin.2, add.5 the output."""
+    """Five values and an output: add.0, mul.1, sin.2, sub.3, reshape.4 (a view), add.5."""
     a = x + 1
     b = a * 2
     c = jnp.sin(a)
@@ -35,16 +35,16 @@ def simple(x):
 
 def planned(fn, offsets: str, size: int = 1 << 12) -> Plan:
     """The plan of `fn` with other offsets, `name@offset` for each value in order."""
-    made = plan(fn, (X,))
-    given = dict(item.split("@") for item in offsets.split())
-    assert set(given) == {p.name for p in made.placements}
-    moved = tuple(replace(p, offset=int(given[p.name])) for p in made.placements)
-    return replace(made, placements=moved, size=size)
+    result = plan(fn, (X,))
+    settings = dict(item.split("@") for item in offsets.split())
+    assert set(settings) == {p.name for p in result.placements}
+    moved = tuple(replace(p, offset=int(settings[p.name])) for p in result.placements)
+    return replace(result, placements=moved, size=size)
 
 
 def test_values_at_different_times_may_share() -> None:
-    made = planned(simple, "add.0@0 mul.1@128 sin.2@0", size=256)
-    verify_plan(made.jaxpr, made)
+    plan = planned(simple, "add.0@0 mul.1@128 sin.2@0", size=256)
+    verify_plan(plan.jaxpr, plan)
 
 
 FAULTS = {
@@ -63,14 +63,14 @@ FAULTS = {
 
 @pytest.mark.parametrize(("offsets", "message"), FAULTS.values(), ids=FAULTS)
 def test_refuses(offsets: str, message: str) -> None:
-    made = planned(simple, offsets)
+    plan = planned(simple, offsets)
     with pytest.raises(PlanError, match=message):
-        verify_plan(made.jaxpr, made)
+        verify_plan(plan.jaxpr, plan)
 
 
 def edited(fn, edit) -> Plan:
-    made = plan(fn, (X,))
-    return replace(made, placements=tuple(edit(list(made.placements))))
+    result = plan(fn, (X,))
+    return replace(result, placements=tuple(edit(list(result.placements))))
 
 
 EDITS = {
@@ -88,9 +88,9 @@ EDITS = {
 
 @pytest.mark.parametrize(("edit", "message"), EDITS.values(), ids=EDITS)
 def test_refuses_a_plan_with(edit, message: str) -> None:
-    made = edited(simple, edit)
+    result = edited(simple, edit)
     with pytest.raises(PlanError, match=message):
-        verify_plan(made.jaxpr, made)
+        verify_plan(result.jaxpr, result)
 
 
 def test_refuses_to_plan_an_output_that_has_a_view() -> None:
@@ -101,7 +101,7 @@ def test_refuses_to_plan_an_output_that_has_a_view() -> None:
 
 
 def test_each_plan_of_a_body_that_runs_twice_is_checked() -> None:
-    """Both loops run one jaxpr, whose first plan is right."""
+    """Both loops share one jaxpr, and only its first plan is right."""
     body = jax.make_jaxpr(lambda carry, x: (jnp.sin(carry * 2) + x, carry))(jnp.float32(0), jnp.float32(0))
 
     def fn(x):
@@ -109,23 +109,23 @@ def test_each_plan_of_a_body_that_runs_twice_is_checked() -> None:
         carry, first = jax.lax.scan(run, jnp.float32(0), x)
         return jax.lax.scan(run, carry, first * 2)
 
-    made = plan(fn, (jnp.zeros(4),))
-    blocks = dict(made.blocks)
+    result = plan(fn, (jnp.zeros(4),))
+    blocks = dict(result.blocks)
     *_, (equation, block) = blocks.items()
     ((offset, inner),) = block.bodies
-    moved = replace(inner, placements=tuple(replace(one, offset=0) for one in inner.placements))
+    moved = replace(inner, placements=tuple(replace(placement, offset=0) for placement in inner.placements))
     assert len(blocks) == 2
-    verify_plan(made.jaxpr, made)
+    verify_plan(result.jaxpr, result)
     blocks[equation] = replace(block, bodies=((offset, moved),))
     with pytest.raises(PlanError, match=f"equation {equation}, in its body: .*overlaps"):
-        verify_plan(made.jaxpr, replace(made, blocks=blocks))
+        verify_plan(result.jaxpr, replace(result, blocks=blocks))
 
 
 def body_plan(name: str, edit) -> Plan:
     program = PROGRAMS[name]
-    made = plan(program.fn, program.args(4))
-    ((equation, block),) = made.blocks.items()
-    return replace(made, blocks=edit(equation, block))
+    result = plan(program.fn, program.args(4))
+    ((equation, block),) = result.blocks.items()
+    return replace(result, blocks=edit(equation, block))
 
 
 BODIES = {
@@ -148,53 +148,53 @@ BODIES = {
 
 @pytest.mark.parametrize(("edit", "message"), BODIES.values(), ids=BODIES)
 def test_refuses_a_loop(edit, message: str) -> None:
-    made = body_plan("loop", edit)
+    plan = body_plan("loop", edit)
     with pytest.raises(PlanError, match=message):
-        verify_plan(made.jaxpr, made)
+        verify_plan(plan.jaxpr, plan)
 
 
 def test_refuses_a_body_on_the_bytes_of_live_scratch() -> None:
-    made = body_plan("loop", lambda e, b: {e: b})
-    ((equation, block),) = made.blocks.items()
-    live = next(p for p in made.placements if p.start <= equation <= p.end)
-    wrong = replace(made, blocks={equation: replace(block, offset=live.offset)}, size=1 << 12)
+    plan = body_plan("loop", lambda e, b: {e: b})
+    ((equation, block),) = plan.blocks.items()
+    live = next(p for p in plan.placements if p.start <= equation <= p.end)
+    wrong = replace(plan, blocks={equation: replace(block, offset=live.offset)}, size=1 << 12)
     with pytest.raises(
         PlanError, match=f"equation {equation}: bodies of while.{equation} .*overlaps|overlaps bodies of"
     ):
-        verify_plan(made.jaxpr, wrong)
+        verify_plan(plan.jaxpr, wrong)
 
 
 def test_branches_may_share_their_bytes() -> None:
-    made = body_plan("branch", lambda e, b: {e: b})
-    ((_, block),) = made.blocks.items()
+    plan = body_plan("branch", lambda e, b: {e: b})
+    ((_, block),) = plan.blocks.items()
     assert {offset for offset, _ in block.bodies} == {0}
-    verify_plan(made.jaxpr, made)
+    verify_plan(plan.jaxpr, plan)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_accepts_the_planner(name: str, monkeypatch) -> None:
     program = PROGRAMS[name]
-    made = plan_liveness(liveness(program.fn, program.args(4)))
-    verify_plan(made.jaxpr, made)
+    plan = plan_liveness(liveness(program.fn, program.args(4)))
+    verify_plan(plan.jaxpr, plan)
     monkeypatch.setattr(planner, "pack", apart)
-    made = plan_liveness(liveness(program.fn, program.args(4)))
-    verify_plan(made.jaxpr, made)
+    plan = plan_liveness(liveness(program.fn, program.args(4)))
+    verify_plan(plan.jaxpr, plan)
 
 
 @pytest.mark.parametrize(("mutant", "name"), [(mutant, name) for mutant, names in MUTANTS.items() for name in names])
 def test_refuses_the_planner_with(mutant: str, name: str, monkeypatch) -> None:
-    made = mutant_plan(mutant, name, 4, monkeypatch)
+    plan = mutant_plan(mutant, name, 4, monkeypatch)
     with pytest.raises(PlanError):
-        verify_plan(made.jaxpr, made)
+        verify_plan(plan.jaxpr, plan)
 
 
 @pytest.mark.parametrize(
     ("mutant", "name"), [("forgotten view", "view"), ("forgotten pool read", "cache"), ("touching ends", "delta")]
 )
 def test_finds_the_bytes_that_two_values_share(mutant: str, name: str, monkeypatch) -> None:
-    made = mutant_plan(mutant, name, 4, monkeypatch)
+    plan = mutant_plan(mutant, name, 4, monkeypatch)
     with pytest.raises(PlanError, match=r"equation \d+: .* in bytes \[.*overlaps .* in bytes \["):
-        verify_plan(made.jaxpr, made)
+        verify_plan(plan.jaxpr, plan)
 
 
 def doubled_by_host(x):
@@ -214,11 +214,10 @@ def scratch_contract(size) -> LaneContract:
 @pytest.mark.parametrize("lanes", [1, 2, 3, 8])
 def test_scratch_of_opaque_operations_comes_from_the_plan(lanes: int) -> None:
     contract = scratch_contract(lambda n: 1000 * n)
-    made = plan(calls_twice, (jnp.ones((lanes, 5)),), contract)
-    blocks = list(made.blocks.values())
-    assert [block.bytes for block in blocks] == [1000 * lanes, 1000 * lanes]
-    assert made.size >= made.lower_bound >= 1000 * lanes + 20 * lanes
-    assert made.size < plan(calls_twice, (jnp.ones((lanes, 5)),)).size + 2000 * lanes  # the calls share their scratch
+    result = plan(calls_twice, (jnp.ones((lanes, 5)),), contract)
+    assert [block.bytes for block in list(result.blocks.values())] == [1000 * lanes, 1000 * lanes]
+    assert result.size >= result.lower_bound >= 1000 * lanes + 20 * lanes
+    assert result.size < plan(calls_twice, (jnp.ones((lanes, 5)),)).size + 2000 * lanes  # the calls share their scratch
 
 
 def test_refuses_scratch_sized_for_one_lane() -> None:

@@ -21,16 +21,14 @@ def table(live: Liveness) -> str:
 def chain(x):
     a = x + 1
     b = a * 2
-    c = jnp.sin(a)
-    return b - c
+    return b - jnp.sin(a)
 
 
 def viewed(x):
     a = jnp.exp(x)
     b = a.reshape(8, 4)[None].squeeze(0)
     c = jnp.sin(x)
-    d = jnp.cos(c)
-    return d.reshape(-1) + b.reshape(-1)
+    return jnp.cos(c).reshape(-1) + b.reshape(-1)
 
 
 def output_viewed(x):
@@ -48,8 +46,8 @@ def dead(x):
     return jnp.sin(x)
 
 
-def input_viewed(x):
-    return jnp.sin(x.reshape(-1)) + 1
+input_viewed = lambda x: jnp.sin(x.reshape(-1)) + 1
+called = lambda x: jax.jit(lambda x: jnp.sin(x) * 2)(x) + 1
 
 
 def bits(x):
@@ -65,10 +63,6 @@ def moved(x):
 def permuted_reshape(x):
     a = x + 1
     return jax.lax.reshape(a, (32,), dimensions=(1, 0)) + 1
-
-
-def called(x):
-    return jax.jit(lambda x: jnp.sin(x) * 2)(x) + 1
 
 
 TABLES = {
@@ -131,9 +125,7 @@ def test_a_shard_map_has_the_scratch_of_one_device() -> None:
 
 
 def test_scalar_combinators_have_no_scratch() -> None:
-    def fn(x, i):
-        return jax.lax.reduce_max(x.at[i].add(1.0), axes=(0,)) + jnp.argmax(x, axis=0).astype(jnp.float32)
-
+    fn = lambda x, i: jax.lax.reduce_max(x.at[i].add(1.0), axes=(0,)) + jnp.argmax(x, axis=0).astype(jnp.float32)
     assert liveness(fn, (X, jax.ShapeDtypeStruct((2,), np.int32))).bodies == {}
 
 

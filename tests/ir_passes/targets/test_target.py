@@ -1,4 +1,4 @@
-"""Targets: names and figures, errors that name the extra, arguments that are placed, steps that cannot be called."""
+"""Targets: names and figures, errors with extras, placed arguments, uncallable steps."""
 
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,22 @@ def args() -> tuple[jax.Array, ...]:
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch, count: int = 1) -> Target:
-    """An H100 whose devices are virtual CPUs, but not the first ones."""
+    """An H100 with virtual CPUs as devices, not the first ones."""
     devices = jax.devices()[1 : 1 + count]
-    monkeypatch.setattr(target_module, "_gpus", lambda one, target: devices)
+    monkeypatch.setattr(target_module, "_gpus", lambda item, target: devices)
     return read_target("nvidia-h100" if count == 1 else f"nvidia-h100:{count}")
 
 
 @pytest.mark.parametrize("name", GPUS)
 def test_gpus(name: str) -> None:
-    one = read_target(name)
-    assert (one.name, one.platform, one.count, one.is_local) == (name, "gpu", 1, False)
-    assert one.memory == GPUS[name].memory and one.bandwidth == GPUS[name].bandwidth
-    assert one.flops["bfloat16"] > one.flops["float32"]
+    target = read_target(name)
+    assert (target.name, target.platform, target.count, target.is_local) == (name, "gpu", 1, False)
+    assert target.memory == GPUS[name].memory and target.bandwidth == GPUS[name].bandwidth
+    assert target.flops["bfloat16"] > target.flops["float32"]
     text = GPUS[name].config()
-    assert f'device_description_str: "{one.device_kind}"' in text and f"device_memory_size: {one.memory}\n" in text
+    assert (
+        f'device_description_str: "{target.device_kind}"' in text and f"device_memory_size: {target.memory}\n" in text
+    )
     assert text.count("{") == text.count("}") and ("ACCELERATED_FEATURES" in text) == (GPUS[name].capability >= (9, 0))
 
 
@@ -65,8 +67,8 @@ def test_pallas_kernels_are_lowered_without_a_device(name: str) -> None:
     ("name", "kind"), [("tpu-v4", "TPU v4"), ("tpu-v5e", "TPU v5 lite"), ("tpu-v6e", "TPU v6 lite")]
 )
 def test_tpus(name: str, kind: str) -> None:
-    one = read_target(f"{name}:8")
-    assert (one.name, one.platform, one.device_kind, one.count) == (f"{name}:8", "tpu", kind, 8)
+    target = read_target(f"{name}:8")
+    assert (target.name, target.platform, target.device_kind, target.count) == (f"{name}:8", "tpu", kind, 8)
     for count, shape in TPUS[name].shapes:
         assert count == 1 or np.prod([int(size) for size in shape.split("x")]) == count
 
@@ -77,7 +79,7 @@ def test_one_device_has_no_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("h100", "nvidia-h100"),
         ("", "nvidia-h100"),
@@ -89,8 +91,8 @@ def test_one_device_has_no_number() -> None:
         ("tpu-v5e:2", "1, 4, 8"),
     ],
 )
-def test_what_is_no_target(name: str, said: str) -> None:
-    with pytest.raises(TargetError, match=f"expected.*{said}"):
+def test_what_is_no_target(name: str, message: str) -> None:
+    with pytest.raises(TargetError, match=f"expected.*{message}"):
         read_target(name)
 
 
@@ -105,20 +107,20 @@ def test_error_names_the_extra(name: str, extra: str, monkeypatch: pytest.Monkey
 
 
 def test_local_target_is_what_jax_has() -> None:
-    one = local_target()
-    assert (one.platform, one.count, one.is_local) == (jax.default_backend(), jax.local_device_count(), True)
-    assert one.devices == tuple(jax.local_devices()) and one.place(given := args()) is given and one.compiler == ()
-    assert as_target(None) == one and as_target(one) is one
-    step = compile_step(gather_compute_scatter, args(), ONE, target=one)
+    item = local_target()
+    assert (item.platform, item.count, item.is_local) == (jax.default_backend(), jax.local_device_count(), True)
+    assert item.devices == tuple(jax.local_devices()) and item.place(extra := args()) is extra and item.compiler == ()
+    assert as_target(None) == item and as_target(item) is item
+    step = compile_step(gather_compute_scatter, args(), ONE, target=item)
     np.testing.assert_allclose(step(*args())[1], np.tanh(np.ones(4 * 64).reshape(4, 64)).sum(1), rtol=1e-6)
     assert step.target is None
 
 
 def test_arguments_lie_on_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = elsewhere(monkeypatch)
-    (device,) = one.devices
-    given = (jnp.ones(3), np.float32(2), jax.ShapeDtypeStruct((2,), jnp.int32), 5)
-    placed = one.place(given)
+    item = elsewhere(monkeypatch)
+    (device,) = item.devices
+    operands = (jnp.ones(3), np.float32(2), jax.ShapeDtypeStruct((2,), jnp.int32), 5)
+    placed = item.place(operands)
     assert [(leaf.shape, str(leaf.dtype)) for leaf in placed] == [
         ((3,), "float32"), ((), "float32"), ((2,), "int32"), ((), "int32"),
     ]  # fmt: skip
@@ -127,33 +129,31 @@ def test_arguments_lie_on_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_meshes_are_of_the_targets_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = elsewhere(monkeypatch, 2)
+    item = elsewhere(monkeypatch, 2)
 
     def on(devices: Any) -> jax.ShapeDtypeStruct:
         mesh = jax.sharding.Mesh(np.array(devices), ("data",))
         return jax.ShapeDtypeStruct((4,), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data")))
 
-    assert one.place(on(one.devices)).sharding.device_set == set(one.devices)
+    assert item.place(on(item.devices)).sharding.device_set == set(item.devices)
     with pytest.raises(TargetError, match="expected arguments on a mesh of its devices"):
-        one.place(on(jax.devices()[:2]))
+        item.place(on(jax.devices()[:2]))
 
 
 def test_step_of_a_target_is_audited_and_cannot_be_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = elsewhere(monkeypatch)
-    step = compile_step(gather_compute_scatter, args(), ONE, target=one)
-    assert step.certificate.holds and step.target == one and step.kernels.moved > 0
+    item = elsewhere(monkeypatch)
+    step = compile_step(gather_compute_scatter, args(), ONE, target=item)
+    assert step.certificate.holds and step.target == item and step.kernels.moved > 0
     assert {device for place in jax.tree.leaves(step.compiled.input_shardings) for device in place.device_set} == set(
-        one.devices
+        item.devices
     )
     with pytest.raises(TargetError, match="compiled for nvidia-h100"):
-        step(*(given := args()))
-    assert not given[0].is_deleted()
+        step(*(settings := args()))
+    assert not settings[0].is_deleted()
 
 
 def test_static_arguments_lie_on_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def step(*given: Any, kind: str) -> Any:
-        return gather_compute_scatter(*given)
-
+    step = lambda *args, kind: gather_compute_scatter(*args)
     compiled = compile_step(
         step, args(), ONE, target=elsewhere(monkeypatch), kwargs={"kind": "plain"}, static_argnames="kind"
     )
@@ -161,15 +161,15 @@ def test_static_arguments_lie_on_no_device(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_scratch_is_planned_for_a_target_and_refused_for_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = elsewhere(monkeypatch, 2)
-    here, there = (
+    item = elsewhere(monkeypatch, 2)
+    source, target = (
         (jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("data"))),)
-        for mesh in (jax.sharding.Mesh(np.array(devices), ("data",)) for devices in (jax.devices()[:1], one.devices))
+        for mesh in (jax.sharding.Mesh(np.array(devices), ("data",)) for devices in (jax.devices()[:1], item.devices))
     )
     double = lambda x: (jnp.sin(x) * jnp.cos(x),)
-    assert plan(double, there, target=one).size == plan(double, there).size > 0
+    assert plan(double, target, target=item).size == plan(double, target).size > 0
     with pytest.raises(TargetError, match="expected arguments on a mesh of its devices"):
-        plan(double, here, target=one)
+        plan(double, source, target=item)
     single = elsewhere(monkeypatch)
     assert plan_step(gather_compute_scatter, args(), ONE, target=single).proved
     with pytest.raises(TargetError, match="expected one of"):
@@ -177,19 +177,19 @@ def test_scratch_is_planned_for_a_target_and_refused_for_other_devices(monkeypat
 
 
 def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its cache would load one on devices that are not there. JAX is asked before whether there is a cache."""
+    """A cached program would need absent devices; JAX is asked for a cache first."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: jax.config.values[name] for name in names}
+    initial = {name: jax.config.values[name] for name in names}
     try:
         for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
             jax.config.update(name, value)
         reset_cache()
         # Steps with a certificate do not use the cache anyway.
         compile_step(gather_compute_scatter, args(), ONE, certify="off")
-        kept = set(tmp_path.iterdir())
+        saved = set(tmp_path.iterdir())
         compile_step(gather_compute_scatter, args(), ONE, certify="off", target=elsewhere(monkeypatch))
-        assert kept and set(tmp_path.iterdir()) == kept
+        assert saved and set(tmp_path.iterdir()) == saved
     finally:
-        for name, value in before.items():
+        for name, value in initial.items():
             jax.config.update(name, value)
         reset_cache()

@@ -1,4 +1,4 @@
-"""Sizes of arrays in memory: elements of less than a byte, tiles, and the alignment of scratch."""
+"""Array sizes in memory: packed elements, tiles, and scratch alignment."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def test_scratch_may_have_a_gap_before_each_value(platform: str, alignment: int)
     step = right_steps()["gather, compute, scatter"]
     read = dataclasses.replace(step.executable(), platform=platform)
     live = live_values(read)
-    most = int(1.5 * scratch_lower_bound(read, live)) + alignment * len(live.values)
-    for size, kinds in ((most, set[FindingKind]()), (most + 1, {FindingKind.SCRATCH})):
+    largest = int(1.5 * scratch_lower_bound(read, live)) + alignment * len(live.values)
+    for size, kinds in ((largest, set[FindingKind]()), (largest + 1, {FindingKind.SCRATCH})):
         report = audit_executable(dataclasses.replace(read, temp_bytes=size), step.bound())
         assert {finding.kind for finding in report.findings} & {FindingKind.SCRATCH} == kinds

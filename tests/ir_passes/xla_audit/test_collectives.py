@@ -56,30 +56,27 @@ def check(
 
 
 def test_sums_whose_elements_lie_behind_each_other_are_those_of_the_program() -> None:
-    found, findings = check([psum(4, "b:2"), psum(16, "a:1")])
-    assert findings == [] and [one.source for one in found] == ["a:1", "b:2"]
+    result, findings = check([psum(4, "b:2"), psum(16, "a:1")])
+    assert findings == [] and [item.source for item in result] == ["a:1", "b:2"]
 
 
 def test_a_sum_of_what_the_program_concatenates_is_one() -> None:
-    found, findings = check([psum(20, "a:1")])
-    assert findings == [] and [one.source for one in found] == ["a:1"]
+    result, findings = check([psum(20, "a:1")])
+    assert findings == [] and [item.source for item in result] == ["a:1"]
 
 
-@pytest.mark.parametrize(
-    ("scheduled", "settings"),
-    [
-        ([psum(16, "a:1")], {}),
-        ([psum(16, "a:1"), psum(5, "b:2")], {}),
-        ([psum(16, "a:1"), psum(4, "b:2", "int32")], {}),
-        ([psum(16, "a:1"), psum(4, "b:2")], {"reducer": "maximum"}),
-        ([psum(16, "a:1"), psum(4, "b:2")], {"groups": "{0,2},{1,3}"}),
-        ([psum(32, "a:1"), psum(8, "b:2")], {"sizes": ("16,2", "4,2", "20,2")}),
-    ],
-    ids=["one too few", "of another length", "of another dtype", "not summed", "over another axis", "not flat"],
-)
+@pytest.mark.parametrize(("scheduled", "settings"), [
+    ([psum(16, "a:1")], {}),
+    ([psum(16, "a:1"), psum(5, "b:2")], {}),
+    ([psum(16, "a:1"), psum(4, "b:2", "int32")], {}),
+    ([psum(16, "a:1"), psum(4, "b:2")], {"reducer": "maximum"}),
+    ([psum(16, "a:1"), psum(4, "b:2")], {"groups": "{0,2},{1,3}"}),
+    ([psum(32, "a:1"), psum(8, "b:2")], {"sizes": ("16,2", "4,2", "20,2")}),
+], ids=["one too few", "of another length",
+        "of another dtype", "not summed", "over another axis", "not flat"])  # fmt: skip
 def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Scheduled], settings: dict[str, Any]) -> None:
-    found, findings = check(scheduled, **settings)
-    assert found == [] and len(findings) == 1 + len(scheduled)
+    result, findings = check(scheduled, **settings)
+    assert result == [] and len(findings) == 1 + len(scheduled)
 
 
 ORDERED = {
@@ -142,6 +139,6 @@ def test_only_a_collective_of_a_constant_may_be_missing(constant: bool) -> None:
 
 def test_a_compiled_sum_is_that_of_the_input_and_not_of_a_constant() -> None:
     executable = exchanging("psum", "{0,1},{2,3}")
-    known = replace(psum(8, "constant:1"), constant=True)
-    found, findings = collectives(executable, live_values(executable), MESH, (), [known, psum(8, "input:2")])
-    assert findings == [] and [one.source for one in found] == ["input:2"]
+    table = replace(psum(8, "constant:1"), constant=True)
+    result, findings = collectives(executable, live_values(executable), MESH, (), [table, psum(8, "input:2")])
+    assert findings == [] and [item.source for item in result] == ["input:2"]

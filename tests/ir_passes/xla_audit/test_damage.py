@@ -1,4 +1,4 @@
-"""Damaged modules and buffer assignments are refused by HloError, whatever part of them does not fit."""
+"""Damaged modules and buffer assignments raise HloError, whatever part is inconsistent."""
 
 import random
 from collections import Counter
@@ -44,13 +44,13 @@ def audited(step: Step, module: bytes, assignment: bytes) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1], ids=["module", "buffer assignment"])
-def test_damaged_bytes_are_an_hlo_error(step: Step, parts: tuple[bytes, bytes], which: int) -> None:
+@pytest.mark.parametrize("number", [0, 1], ids=["module", "buffer assignment"])
+def test_damaged_bytes_are_an_hlo_error(step: Step, parts: tuple[bytes, bytes], number: int) -> None:
     outcomes = Counter[str]()
     for seed in range(SEEDS):
-        both = list(parts)
-        both[which] = damaged(both[which], random.Random(seed))
-        outcomes[audited(step, *both)] += 1
+        pair = list(parts)
+        pair[number] = damaged(pair[number], random.Random(seed))
+        outcomes[audited(step, *pair)] += 1
     # Names, source lines and numbers may be damaged and still be read.
     assert outcomes.total() == SEEDS
     assert outcomes["WireError"] > SEEDS // 20 and outcomes["read"] < SEEDS

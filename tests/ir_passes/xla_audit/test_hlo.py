@@ -44,14 +44,14 @@ def test_canary_module(canary: Executable) -> None:
     assert root.arrays == {(): Array("tuple", (2,), (0,), 64), (0,): f32, (1,): Array("f32", (4,), (0,), 32)}
     written = module.instructions[root.operands[0]]
     assert main.parameters[0].id in written.operands
-    assert [one.id for one in module.users[written.id]] == [root.id]
+    assert [user.id for user in module.users[written.id]] == [root.id]
     order = [module.instructions[id] for id in module.schedule[main.id]]
-    assert {one.id for one in order} == {one.id for one in main.instructions}
+    assert {certificate.id for certificate in order} == {instruction.id for instruction in main.instructions}
     assert order[-1] is root
 
 
 def test_canary_origin(canary: Executable) -> None:
-    operations = {one.op_name: one.source for one in canary.module.instructions.values() if "mul" in one.op_name}
+    operations = {i.op_name: i.source for i in canary.module.instructions.values() if "mul" in i.op_name}
     line = three_operations.__code__.co_firstlineno + 1
     assert operations == {"jit(three_operations)/mul": f"{__file__}:{line}"}
 
@@ -62,11 +62,11 @@ def test_canary_alias_and_kept_arguments(canary: Executable) -> None:
 
 
 def test_canary_constant_and_attributes(canary: Executable) -> None:
-    every = [one for computation in canary.module.computations.values() for one in computation.instructions]
-    assert ROWS in [one.scalar for one in every]
-    sliced = [one for one in every if one.opcode == "slice"]
-    assert [one.slices for one in sliced] == [((0, 4, 1), (0, 1, 1))]
-    (scatter,) = [one for one in every if one.opcode == "scatter"]
+    every = [i for computation in canary.module.computations.values() for i in computation.instructions]
+    assert ROWS in [item.scalar for item in every]
+    sliced = [instruction for instruction in every if instruction.opcode == "slice"]
+    assert [item.slices for item in sliced] == [((0, 4, 1), (0, 1, 1))]
+    (scatter,) = [instruction for instruction in every if instruction.opcode == "scatter"]
     assert scatter.attributes
     assert len(scatter.called) == 1
 
@@ -82,30 +82,30 @@ def test_canary_buffers(canary: Executable) -> None:
     table = buffers.slices[(root.id, ())]
     assert table.size == 16
     assert buffers.allocations[table.allocation].live_out
-    temps = [one for one in buffers.allocations.values() if one.is_temp]
-    assert sum(one.size for one in temps) == canary.temp_bytes > 0
+    temps = [allocation for allocation in buffers.allocations.values() if allocation.is_temp]
+    assert sum(temp.size for temp in temps) == canary.temp_bytes > 0
     offsets = [place.offset for place in buffers.slices.values() if buffers.allocations[place.allocation].is_temp]
     assert 0 in offsets
     assert max(offsets) > 0
-    assert any(one.is_constant for one in buffers.allocations.values())
+    assert any(allocation.is_constant for allocation in buffers.allocations.values())
 
 
 def test_slices_overlap_by_bytes_of_one_allocation() -> None:
-    one = Slice(0, 64, 64)
-    assert one.overlaps(Slice(0, 127, 1))
-    assert one.overlaps(Slice(0, 0, 65))
-    assert not one.overlaps(Slice(0, 128, 64))
-    assert not one.overlaps(Slice(0, 0, 64))
-    assert not one.overlaps(Slice(1, 64, 64))
+    part = Slice(0, 64, 64)
+    assert part.overlaps(Slice(0, 127, 1))
+    assert part.overlaps(Slice(0, 0, 65))
+    assert not part.overlaps(Slice(0, 128, 64))
+    assert not part.overlaps(Slice(0, 0, 64))
+    assert not part.overlaps(Slice(1, 64, 64))
 
 
 def test_addresses_of_donated_pools() -> None:
     pools = (jnp.zeros((64, 64)), {"b": jnp.ones(64)})
     step = jax.jit(lambda pools: jax.tree.map(lambda x: x + 1.0, pools), donate_argnums=0)
-    before = hlo.addresses(pools)
-    assert [len(one) for one in before] == [1, 1]
+    addresses = hlo.addresses(pools)
+    assert [len(item) for item in addresses] == [1, 1]
     pools = step(pools)
-    assert hlo.addresses(pools) == before
+    assert hlo.addresses(pools) == addresses
 
 
 def compiled_module(scale: float, file: str, lines: int = 0) -> Any:
@@ -140,13 +140,13 @@ def test_fingerprint_is_the_same_in_every_process(root: pathlib.Path, tmp_path: 
     def run(shift: int) -> str:
         file = tmp_path / f"program_{shift}.py"
         file.write_text("\n" * shift + PROGRAM)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, file],
             capture_output=True,
             text=True,
             env={"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"},
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert process.returncode == 0, process.stderr
+        return process.stdout
 
     assert run(0) == run(7)

@@ -1,4 +1,4 @@
-"""In-place operations that read what they have overwritten (openxla/xla#49176), by the program and by its result."""
+"""In-place operations that read overwritten values (openxla/xla#49176), by program and result."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,12 +41,9 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]] = 
 }
 
 
-def concatenated_shift(state, new):
-    return jnp.concatenate([state[:, 1:], new[:, None]], axis=1)
-
-
-def updated_shift(state, new):
-    return state.at[:, :-1].set(state[:, 1:]).at[:, -1].set(new)
+concatenated_shift = lambda state, new: jnp.concatenate([state[:, 1:], new[:, None]], axis=1)
+updated_shift = lambda state, new: state.at[:, :-1].set(state[:, 1:]).at[:, -1].set(new)
+static_row_update = lambda state: state.at[2:3].multiply(2.0)
 
 
 def shift_and_reshape(state, new):
@@ -57,10 +54,6 @@ def shift_and_reshape(state, new):
 def row_update(state, row):
     old = lax.dynamic_slice(state, (row, 0, 0), (1, *state.shape[1:]))
     return lax.dynamic_update_slice(state, old * 2.0 + 1.0, (row, 0, 0))
-
-
-def static_row_update(state):
-    return state.at[2:3].multiply(2.0)
 
 
 def scaled_row_update(state, row):
@@ -103,8 +96,7 @@ def compile_and_compare(case: tuple[Callable[..., Any], tuple[Any, ...], tuple[i
     executable = read(program)
     hazards = list(in_place_hazards(executable, live_values(executable)))
     got = jax.tree.leaves(jax.tree.map(np.asarray, program(*args)))
-    wrong = sum(int((~np.isclose(a, b, rtol=1e-5)).sum()) for a, b in zip(got, expected, strict=True))
-    return hazards, wrong
+    return hazards, sum(int((~np.isclose(a, b, rtol=1e-5)).sum()) for a, b in zip(got, expected, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # 2026-11: the result has another shape
@@ -125,7 +117,7 @@ def test_right_updates_are_left_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["row update", "static row update"])
 def test_a_read_of_the_same_window_is_what_makes_them_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same programs are found if no two windows are the same: they do read in place what they write."""
+    """Without equal windows these programs read the bytes that they write."""
     monkeypatch.setattr(in_place._Reads, "_window", lambda *_: ((object(),), (), ()))
     hazards, wrong = compile_and_compare(RIGHT[name])
     assert (len(hazards), wrong) == (1, 0)

@@ -1,4 +1,4 @@
-"""In-place fusions of XLA:GPU: as it makes them for an H100, and the same changed so that they are wrong."""
+"""In-place fusions of XLA:GPU for an H100, and the same with faults."""
 
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ ENTRY main {
 
 
 class Case(NamedTuple):
-    """A program, its results that lie in the bytes of arguments, and what else is changed.
+    """A program, its results in argument bytes, and other changes.
 
     Attributes:
         shared: index of a result -> the argument.
@@ -79,23 +79,23 @@ class Case(NamedTuple):
 
 
 def found(case: Case) -> list[tuple[int, Index, str]]:
-    """Operand, result and opcode of what reads at other positions, of each hazard."""
+    """Return operand, result and opcode of each hazard's displaced read."""
     text = case.text
     for old, new in case.changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     read = read_module(serialized(text))
     arrays: dict[tuple[int, Index], Array] = {
-        (one.id, index): array for one in read.main.instructions for index, array in one.arrays.items()
+        (i.id, index): array for i in read.main.instructions for index, array in i.arrays.items()
     }
     slices = {key: Slice(i, 0, array.bytes) for i, (key, array) in enumerate(arrays.items())}
-    (made,) = (one for one in read.main.instructions if one.opcode == "fusion")
+    (certificate,) = (instruction for instruction in read.main.instructions if instruction.opcode == "fusion")
     for index, argument in case.shared.items():
-        slices[made.id, index] = slices[read.main.parameters[argument].id, ()]
+        slices[certificate.id, index] = slices[read.main.parameters[argument].id, ()]
     allocations = {i: Allocation(i, array.bytes, None, False, False, False) for i, array in enumerate(arrays.values())}
     executable = Executable(read, Buffers(allocations, slices), {0: 0, 1: 1}, case.platform, 0, "")
     hazards = in_place_hazards(executable, live_values(executable))
-    return [(one.operand, one.index, one.through.opcode) for one in hazards]
+    return [(hazard.operand, hazard.index, hazard.through.opcode) for hazard in hazards]
 
 
 ROWS, BOTH = "(f32[64]{0}, f32[64,128]{1,0})", "(f32[64]{0}, f32[64,128]{1,0}, f32[64,128]{1,0})"
@@ -105,7 +105,7 @@ TRITON = 'kind=kCustom, backend_config={"fusion_backend_config":{"kind":"__trito
 
 
 def reduction(*changes: tuple[str, str], results: str = ROWS, **options: Any) -> Case:
-    """A program whose second result lies in the bytes of its first argument."""
+    """A program with its second result in the bytes of its first argument."""
     text = REDUCTION.replace(f"made = {ROWS}", f"made = {results}").replace(f"results = {ROWS}", f"results = {results}")
     return Case(text, **{"shared": {(1,): 0}, **options}, changes=changes)
 
@@ -132,10 +132,7 @@ RIGHT = {
 WRONG = {
     "sum on a CPU": (reduction(platform="cpu"), (0, (1,), "reduce")),
     "sum in a loop": (reduction(("kInput", "kLoop")), (0, (1,), "reduce")),
-    "sum of another row": (
-        reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")),
-        (0, (1,), "reverse"),
-    ),
+    "sum of another row": (reduction((PRODUCT, f"{BACK}\n  {PRODUCT.replace('(p', '(back')}")), (0, (1,), "reverse")),
     "sum of a part": (
         reduction((PRODUCT, "product = f32[64,64]{1,0} slice(p), slice={[0:64], [0:64]}")),
         (0, (1,), "reduce"),
@@ -234,13 +231,13 @@ def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:
     module = read_module(serialized(ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}')))
-    sums = next(one for one in module.main.instructions if one.opcode == "all-reduce-start")
-    slices = {(one.id, ()): Slice(one.parameter, 0, 256) for one in module.main.parameters.values()}
+    sums = next(instruction for instruction in module.main.instructions if instruction.opcode == "all-reduce-start")
+    slices = {(parameter.id, ()): Slice(parameter.parameter, 0, 256) for parameter in module.main.parameters.values()}
     slices |= {(sums.id, (i,)): Slice(2 + i, 0, 256) for i in range(2)} | {(sums.id, (result,)): Slice(operand, 0, 256)}
     allocations = {i: Allocation(i, 256, None, False, False, False) for i in range(4)}
     executable = Executable(module, Buffers(allocations, slices), {0: 0, 1: 1}, "gpu", 0, "")
     hazards = in_place_hazards(executable, live_values(executable))
-    assert [(one.operand, one.index) for one in hazards] == expected
+    assert [(hazard.operand, hazard.index) for hazard in hazards] == expected
 
 
 CALL = """
@@ -258,19 +255,19 @@ OVER_THE_LAST = ", output_to_operand_aliasing={{}: (2, {})}"
 
 @pytest.mark.parametrize("target", ["__cublas$lt$matmul", "__cudnn$convBiasActivationForward", "__gpu$xla.gpu.triton"])
 @pytest.mark.parametrize(
-    ("said", "operand", "good"), [(OVER_THE_LAST, 2, True), (OVER_THE_LAST, 0, False), ("", 2, False)]
+    ("message", "operand", "good"), [(OVER_THE_LAST, 2, True), (OVER_THE_LAST, 0, False), ("", 2, False)]
 )
 def test_a_call_of_a_library_writes_over_the_operand_alone_that_it_names(
-    target: str, said: str, operand: int, good: bool
+    target: str, message: str, operand: int, good: bool
 ) -> None:
-    """A product that is added to an operand, or a kernel whose result takes one's bytes."""
-    module = read_module(serialized(CALL.replace("TARGET", target).replace("MORE", said)))
-    slices = {(one.id, ()): Slice(one.parameter, 0, 1024) for one in module.main.parameters.values()}
+    """A product added to an operand, or a kernel that overwrites its named operand."""
+    module = read_module(serialized(CALL.replace("TARGET", target).replace("MORE", message)))
+    slices = {(parameter.id, ()): Slice(parameter.parameter, 0, 1024) for parameter in module.main.parameters.values()}
     slices[module.main.root, ()] = Slice(operand, 0, 1024)
     allocations = {i: Allocation(i, 1024, None, False, False, False) for i in range(3)}
     executable = Executable(module, Buffers(allocations, slices), {i: i for i in range(3)}, "gpu", 0, "")
     hazards = in_place_hazards(executable, live_values(executable))
-    assert [(one.operand, one.index) for one in hazards] == ([] if good else [(operand, ())])
+    assert [(hazard.operand, hazard.index) for hazard in hazards] == ([] if good else [(operand, ())])
 
 
 ALL_GATHER = """
@@ -287,22 +284,22 @@ ENTRY main {
 """
 
 
-@pytest.mark.parametrize("apart", [True, False])
-def test_operand_of_a_gather_is_in_use_until_it_is_done(apart: bool) -> None:
-    """Values computed meanwhile must not lie in its bytes; the gathered array is one value, and has a place."""
+@pytest.mark.parametrize("separate", [True, False])
+def test_operand_of_a_gather_is_in_use_until_it_is_done(separate: bool) -> None:
+    """Values computed during a gather must not use its bytes."""
     module = read_module(serialized(ALL_GATHER))
-    by_name = {one.name: one.id for one in module.main.instructions}
+    by_name = {instruction.name: instruction.id for instruction in module.main.instructions}
     slices: dict[tuple[int, Index], Slice] = {
         (by_name["x"], ()): Slice(0, 0, 256),
         (by_name["own"], ()): Slice(1, 0, 256),
     }
     slices |= {(by_name["begun"], (1,)): Slice(2, 0, 512), (by_name["begun"], ()): Slice(4, 0, 16)}
-    slices |= {(by_name["meanwhile"], ()): Slice(3 if apart else 1, 0, 256), (by_name["both"], ()): Slice(5, 0, 16)}
+    slices |= {(by_name["meanwhile"], ()): Slice(3 if separate else 1, 0, 256), (by_name["both"], ()): Slice(5, 0, 16)}
     allocations = {i: Allocation(i, 512, 0 if i == 0 else None, False, False, False) for i in range(6)}
     executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
     live = live_values(executable)
     assert list(misplaced(executable, live)) == []
-    assert [one.kind for one in overlaps(executable, live)] == ([] if apart else [FindingKind.OVERLAP])
+    assert [overlap.kind for overlap in overlaps(executable, live)] == ([] if separate else [FindingKind.OVERLAP])
 
 
 MEANWHILE = """
@@ -334,10 +331,10 @@ def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(begun: in
     module = read_module(serialized(MEANWHILE))
     places = {"x": 0, "own": 1, "begun": begun, "meanwhile": meanwhile, "both": 4}
     slices: dict[tuple[int, Index], Slice] = {
-        (one.id, ()): Slice(places[one.name], 0, 256) for one in module.main.instructions if one.name in places
+        (i.id, ()): Slice(places[i.name], 0, 256) for i in module.main.instructions if i.name in places
     }
     allocations = {i: Allocation(i, 256, 0 if i == 0 else None, False, False, False) for i in range(5)}
     executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
     live = live_values(executable)
     assert list(misplaced(executable, live)) == []
-    assert [one.kind for one in overlaps(executable, live)] == ([] if good else [FindingKind.OVERLAP])
+    assert [overlap.kind for overlap in overlaps(executable, live)] == ([] if good else [FindingKind.OVERLAP])

@@ -1,4 +1,4 @@
-"""Bytes, operations and pools of each operation of a program, in programs whose figures are known by hand."""
+"""Bytes, operations and pools of each operation in programs with known figures."""
 
 import jax
 import numpy as np
@@ -66,37 +66,36 @@ ROWS = 4 * 64 * 4
 
 
 def kernels(text: str, pools: dict[int, str] | None = None) -> Kernels:
-    module = read_module(serialized(text))
-    return kernels_in(Executable(module, Buffers({}, {}), {}, "gpu", 0, ""), pools or {})
+    return kernels_in(Executable(read_module(serialized(text)), Buffers({}, {}), {}, "gpu", 0, ""), pools or {})
 
 
-def by_name(found: Kernels) -> dict[str, ScheduledKernel]:
-    return {one.name: one for one in found.kernels}
+def by_name(kernels: Kernels) -> dict[str, ScheduledKernel]:
+    return {kernel.name: kernel for kernel in kernels.kernels}
 
 
 @pytest.mark.parametrize(("turns", "times", "by_data"), [(KNOWN, 5, False), ("", 1, True)])
 def test_rows_and_turns_of_a_loop(turns: str, times: int, by_data: bool) -> None:
-    found = kernels(LOOPS.replace("TURNS", turns), {1: "table"})
-    one, inner = by_name(found), ["read", "written", "next"]
+    result = kernels(LOOPS.replace("TURNS", turns), {1: "table"})
+    item, inner = by_name(result), ["read", "written", "next"]
     inner += ["more"] if by_data else []  # a GPU does not ask whether to go on where the turns are known
-    assert set(one) == {*inner, "product"}
-    assert (one["read"].read, one["read"].written) == (ROWS + 4, ROWS)
-    assert (one["written"].read, one["written"].written) == (ROWS + 4, ROWS), "the table is updated in place"
-    assert all((one[name].times, one[name].by_data) == (times, by_data) for name in inner)
-    assert {one[name].loop for name in inner} == ({"turning"} if by_data else {None})
-    assert not one["product"].by_data and one["product"].times == 1
-    inside = 4 * ROWS + 8 + 8 + (9 if by_data else 0)
+    assert set(item) == {*inner, "product"}
+    assert (item["read"].read, item["read"].written) == (ROWS + 4, ROWS)
+    assert (item["written"].read, item["written"].written) == (ROWS + 4, ROWS), "the table is updated in place"
+    assert all((item[name].times, item[name].by_data) == (times, by_data) for name in inner)
+    assert {item[name].loop for name in inner} == ({"turning"} if by_data else {None})
+    assert not item["product"].by_data and item["product"].times == 1
+    nested = 4 * ROWS + 8 + 8 + (9 if by_data else 0)
     product = 2 * (8 * 16 * 32 + 8 * 32 * 4) + 4 * 8 * 16 * 4
-    assert found.moved == product + (0 if by_data else 5 * inside)
-    assert found.moved_in_a_turn == (inside if by_data else 0)
-    assert found.count == (1 if by_data else 16)
+    assert result.moved == product + (0 if by_data else 5 * nested)
+    assert result.moved_in_a_turn == (nested if by_data else 0)
+    assert result.count == (1 if by_data else 16)
 
 
 def test_operations_of_a_product_of_batches() -> None:
-    found = kernels(LOOPS.replace("TURNS", KNOWN))
-    one = by_name(found)["product"]
-    assert (one.flops, one.dtype) == (2 * 8 * 16 * 4 * 32, "bf16") and found.flops == one.flops
-    assert found.largest(2) == (one, by_name(found)["read"]) and len(found.largest(99)) == 4
+    result = kernels(LOOPS.replace("TURNS", KNOWN))
+    item = by_name(result)["product"]
+    assert (item.flops, item.dtype) == (2 * 8 * 16 * 4 * 32, "bf16") and result.flops == item.flops
+    assert result.largest(2) == (item, by_name(result)["read"]) and len(result.largest(99)) == 4
 
 
 CONVOLUTION = """
@@ -122,11 +121,11 @@ ENTRY main {
     ],
 )
 def test_operations_of_a_convolution(size: int, kernel: int, result: int, window: str, met: int) -> None:
-    """Places of the window that lie in padding, or between elements, multiply nothing."""
+    """Places of the window in padding, or between elements, multiply nothing."""
     text = CONVOLUTION.replace("SIZES", f"2,{size},5").replace("KERNEL", f"{kernel},5,7")
     text = text.replace("RESULT", f"2,{result},7").replace("WINDOW", window)
-    (one,) = kernels(text).kernels
-    assert one.flops == 2 * 2 * 7 * 5 * met
+    (item,) = kernels(text).kernels
+    assert item.flops == 2 * 2 * 7 * 5 * met
 
 
 NESTED = """
@@ -155,8 +154,8 @@ ENTRY main {
 
 
 def test_rows_that_a_fusion_in_a_fusion_reads() -> None:
-    (one,) = kernels(NESTED).kernels
-    assert (one.read, one.written) == (ROWS + 4, ROWS)
+    (stream,) = kernels(NESTED).kernels
+    assert (stream.read, stream.written) == (ROWS + 4, ROWS)
 
 
 CUBLAS = """
@@ -178,11 +177,11 @@ def test_workspace_of_cublas_is_not_moved() -> None:
 
 
 def test_pools_of_a_compiled_step() -> None:
-    """Pools are known by the buffer assignment, which JAX returns of executables for CPUs."""
+    """Pools come from the buffer assignment that JAX gives for CPUs."""
     step = compile_step(fori_loop, (pool(), slots(), x()), ONE)
-    touched = [one for one in step.kernels.kernels if one.pools]
-    assert touched and {one.pools for one in touched} == {("args[0]",)}
-    assert all(one.read + one.written < 2 * pool().nbytes for one in touched), "a row at a time"
+    touched = [kernel for kernel in step.kernels.kernels if kernel.pools]
+    assert touched and {item.pools for item in touched} == {("args[0]",)}
+    assert all(stream.read + stream.written < 2 * pool().nbytes for stream in touched), "a row at a time"
 
 
 def test_copy_of_a_pool_is_the_largest() -> None:
@@ -191,10 +190,10 @@ def test_copy_of_a_pool_is_the_largest() -> None:
         return new, (pool[::-1] * new).sum() + x.sum((1, 2))
 
     step = compile_step(copied, (pool(), slots(), x()), ONE, certify="off")
-    most = step.kernels.largest(1)[0]
-    assert most.read + most.written >= np.size(pool()) * 4 and most.pools == ("args[0]",)
+    largest = step.kernels.largest(1)[0]
+    assert largest.read + largest.written >= np.size(pool()) * 4 and largest.pools == ("args[0]",)
 
 
 def test_executable_without_pools() -> None:
-    found = Step(fori_loop, ONE, (pool(), slots(), x()))
-    assert all(not one.pools for one in kernels_in(found.executable(), {}).kernels)
+    step = Step(fori_loop, ONE, (pool(), slots(), x()))
+    assert all(not kernel.pools for kernel in kernels_in(step.executable(), {}).kernels)

@@ -1,4 +1,4 @@
-"""The audit names what lies beside the results of calls that XLA does not look into."""
+"""The audit names the neighbours of opaque calls' results."""
 
 from dataclasses import replace
 
@@ -46,22 +46,22 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize(("places", "allocation", "before", "behind"), PLACES.values(), ids=PLACES)
-def test_nearest_live_values_of_the_same_allocation(program, places, allocation, before, behind) -> None:
+@pytest.mark.parametrize(("places", "allocation", "initial", "rest"), PLACES.values(), ids=PLACES)
+def test_nearest_live_values_of_the_same_allocation(program, places, allocation, initial, rest) -> None:
     """One result of 64 bytes at byte 128, and others that are put around it."""
     executable, live = program
-    (call,) = [one for one in live.executed if one.opcode == "custom-call"]
-    found = live.values[live.of[call.id][()]]
-    result = replace(found, slice=Slice(0, 128, 64))
-    others = [replace(live.values[0], slice=Slice(allocation, at, size), stop=result.start) for at, size in places]
+    (call,) = [item for item in live.executed if item.opcode == "custom-call"]
+    output = live.values[live.of[call.id][()]]
+    result = replace(output, slice=Slice(0, 128, 64))
+    remainder = [replace(live.values[0], slice=Slice(allocation, i, size), stop=result.start) for i, size in places]
     dead = [
-        replace(result, slice=Slice(0, at, 8), start=result.start + moved, stop=result.start + moved)
-        for at in (120, 192)
+        replace(result, slice=Slice(0, index, 8), start=result.start + moved, stop=result.start + moved)
+        for index in (120, 192)
         for moved in (-1, 1)
     ]
-    (one,) = neighbours(executable, replace(live, values=(result, *others, *dead), of={call.id: {(): 0}}))
-    assert [side and side[1] for side in (one.before, one.behind)] == [before, behind]
-    assert all(side is None or side[0] == str(others[0]) for side in (one.before, one.behind))
+    (instruction,) = neighbours(executable, replace(live, values=(result, *remainder, *dead), of={call.id: {(): 0}}))
+    assert [side and side[1] for side in (instruction.before, instruction.behind)] == [initial, rest]
+    assert all(side is None or side[0] == str(remainder[0]) for side in (instruction.before, instruction.behind))
 
 
 def test_certificates_say_what_a_callback_would_reach() -> None:

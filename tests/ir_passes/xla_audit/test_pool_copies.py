@@ -1,4 +1,4 @@
-"""Every value that holds a whole pool outside its bytes is found, in any dtype, layout and shape; no other is."""
+"""Every value with a whole pool outside its bytes is found; no other is."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ def test_computed_pools_are_second_pools_unless_every_row_is_a_lanes(operation: 
 
 @pytest.mark.parametrize("operation", [*MOVES, *COMPUTATIONS])
 def test_pools_with_few_rows_are_found_too(operation: str) -> None:
-    """A pool with a slot map may have one row more than lanes, or as many: its copies are no rows of the lanes."""
+    """A pool may have as many rows as lanes; its copies are no lane rows."""
     expected = SECOND if operation in COMPUTATIONS and operation != "select" else COPY
     for lanes in (ROWS - 1, ROWS):
         for program in mutations(operation):
@@ -47,19 +47,18 @@ def test_pools_with_few_rows_are_found_too(operation: str) -> None:
 
 
 def slotted(*shape: int, dtype: Any = jnp.float32) -> tuple[LaneContract, tuple[Any, ...]]:
-    """A contract and arguments of a pool with a slot map, and one row of float32 per lane."""
+    """A contract and arguments of a slotted pool, and one float32 row per lane."""
     contract = LaneContract((Pool("p"), SlotMap("p", shape[0]), Lane()), (Pool("p"), Lane()))
     return contract, (jnp.zeros(shape, dtype), jnp.arange(1, LANES + 1, dtype=jnp.int32), jnp.ones((LANES, *shape[1:])))
 
 
-def cast_and_set(pool, slots, x):
-    return pool.at[slots].set(x.astype(pool.dtype)), x
+cast_and_set = lambda pool, slots, x: (pool.at[slots].set(x.astype(pool.dtype)), x)
+sorted_whole = lambda pool, slots, x: (pool.at[slots].set(x), x + jnp.sort(pool, axis=0)[slots])
 
 
 def row_after_row(pool, slots, x):
     def write(i, pool):
-        row = x[i].astype(pool.dtype)[None]
-        return lax.dynamic_update_slice(pool, row, (slots[i], *[0] * (pool.ndim - 1)))
+        return lax.dynamic_update_slice(pool, x[i].astype(pool.dtype)[None], (slots[i], *[0] * (pool.ndim - 1)))
 
     return lax.fori_loop(0, LANES, write, pool), x
 
@@ -75,9 +74,9 @@ NARROW = [pytest.param(jnp.bfloat16, marks=in_place), jnp.float8_e4m3fn, jnp.int
 @pytest.mark.parametrize("dtype", NARROW, ids=["bfloat16", "float8", "int4"])
 def test_a_scatter_for_which_the_whole_pool_is_converted_is_a_copy(dtype: Any) -> None:
     contract, args = slotted(SLOTS, 16, dtype=dtype)
-    found = findings(cast_and_set, contract, args)
-    assert [finding.kind for finding in found] == [FindingKind.POOL_COPY]
-    assert "float32" in found[0].remedy
+    result = findings(cast_and_set, contract, args)
+    assert [finding.kind for finding in result] == [FindingKind.POOL_COPY]
+    assert "float32" in result[0].remedy
     assert findings(row_after_row, contract, args) == ()
 
 
@@ -89,22 +88,17 @@ def test_scatters_in_place_are_right(dtype: Any) -> None:
 def test_caches_that_a_product_reads_transposed_are_copies() -> None:
     def step(keys, values, x):
         keys, values = (cache.at[jnp.arange(LANES), 3].set(x) for cache in (keys, values))
-        scores = jnp.einsum("nhd,nthd->nht", x, keys)
-        return keys, values, jnp.einsum("nht,nthd->nhd", scores, values)
+        return keys, values, jnp.einsum("nht,nthd->nhd", jnp.einsum("nhd,nthd->nht", x, keys), values)
 
     contract = LaneContract((Pool("k"), Pool("v"), Lane()), (Pool("k"), Pool("v"), Lane()))
     caches = (jnp.zeros((LANES, 32, 2, 8)),) * 2
-    found = Step(step, contract, (*caches, jnp.ones((LANES, 2, 8))), (0, 1)).audit().findings
-    assert [(finding.kind, finding.pools) for finding in found] == [(FindingKind.POOL_COPY, ("args[0]", "args[1]"))]
+    findings = Step(step, contract, (*caches, jnp.ones((LANES, 2, 8))), (0, 1)).audit().findings
+    assert [(finding.kind, finding.pools) for finding in findings] == [(FindingKind.POOL_COPY, ("args[0]", "args[1]"))]
 
 
 def test_a_converted_pool_with_one_number_per_row_is_a_copy() -> None:
     contract, args = slotted(SLOTS, dtype=jnp.float8_e4m3fn)
     assert {finding.kind for finding in findings(cast_and_set, contract, args)} == COPY
-
-
-def sorted_whole(pool, slots, x):
-    return pool.at[slots].set(x), x + jnp.sort(pool, axis=0)[slots]
 
 
 def turned_and_read(pool, slots, x):
@@ -142,9 +136,7 @@ def copied_in_a_loop(pool, slots, x):
 
 
 def copied_in_a_branch(pool, slots, x):
-    def read(pool):
-        return lax.optimization_barrier(pool.T)[:, slots].T
-
+    read = lambda pool: lax.optimization_barrier(pool.T)[:, slots].T
     rows = lax.cond(x[0, 0] > 0, read, lambda pool: pool[slots], pool)
     return pool.at[slots].set(x), rows
 
@@ -164,13 +156,13 @@ def copied_in_a_branch(pool, slots, x):
     ids=lambda step: step.__name__,
 )
 def test_compiled_steps_that_move_a_whole_pool(step: Callable[..., Any]) -> None:
-    found = findings(step, *slotted(SLOTS, 16))
-    assert FindingKind.POOL_COPY in {finding.kind for finding in found}
-    assert {finding.pools for finding in found} == {("args[0]",)}
+    result = findings(step, *slotted(SLOTS, 16))
+    assert FindingKind.POOL_COPY in {finding.kind for finding in result}
+    assert {finding.pools for finding in result} == {("args[0]",)}
 
 
 def rotary_table(pool, slots, x):
-    """16 tokens of each of 4 lanes have as many angles as a pool of 64 rows has numbers."""
+    """16 tokens of 4 lanes have as many angles as 64 rows have numbers."""
     angles = (x[:, :1] + jnp.arange(16.0)[None]).reshape(64, 1) * jnp.arange(1.0, 17.0)[None]
     table = lax.optimization_barrier(jnp.sin(angles))
     return pool.at[slots].add(x), table.reshape(LANES, 16, 16).sum(1)
@@ -209,10 +201,7 @@ def test_arrays_of_a_pools_size_that_hold_none_of_it(step: Callable[..., Any], s
 
 
 def test_a_table_that_rows_look_up_is_no_copy_of_the_pool_of_their_numbers() -> None:
-    def step(token, table, x):
-        rows = lax.optimization_barrier(table[token])
-        return token + 1, x + rows
-
+    step = lambda token, table, x: (token + 1, x + lax.optimization_barrier(table[token]))
     contract = LaneContract((Pool("token"), Shared(), Lane()), (Pool("token"), Lane()))
     assert findings(step, contract, (jnp.zeros(LANES, jnp.int32), jnp.ones((8, 16)), jnp.ones((LANES, 16)))) == ()
 
@@ -221,9 +210,9 @@ def test_pages_that_a_table_names_are_read() -> None:
     """The pages of all lanes are as many as the pool has."""
 
     def step(pages, table, x):
-        mine = pages[table]
-        weights = jax.nn.softmax(jnp.einsum("nd,npsd->nps", x, mine), axis=(1, 2))
-        read = jnp.einsum("nps,npsd->nd", weights, mine)
+        actual = pages[table]
+        weights = jax.nn.softmax(jnp.einsum("nd,npsd->nps", x, actual), axis=(1, 2))
+        read = jnp.einsum("nps,npsd->nd", weights, actual)
         return pages.at[table[:, 0], 0].set(x + read), read
 
     contract = LaneContract((Pool("kv"), PageTable("kv", 8), Lane()), (Pool("kv"), Lane()))

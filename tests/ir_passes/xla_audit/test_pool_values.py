@@ -1,4 +1,4 @@
-"""Values of compiled programs that are versions of a pool, and values that only have its size."""
+"""Values that are pool versions, and values that only have its size."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from ir_passes.xla_audit.dataflow import live_values
 
 
 def test_an_array_of_the_pools_size_made_from_part_of_its_rows_is_no_copy() -> None:
-    """One fusion reads a part of every row and fills it up to the pool's size: what follows is no version of it."""
+    """One fusion pads a part of every row to the pool's size."""
     row_major = Layout(major_to_minor=(0, 1))
 
     def step(pool, x):
@@ -21,24 +21,23 @@ def test_an_array_of_the_pools_size_made_from_part_of_its_rows_is_no_copy() -> N
         return pool + x + turned.sum(axis=1, keepdims=True), turned
 
     contract = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
-    made = Step(step, contract, (jnp.ones((LANES, 16)),) * 2)
-    assert any("copy" in one.name for one in live_values(made.executable()).executed)
-    report = made.audit()
+    result = Step(step, contract, (jnp.ones((LANES, 16)),) * 2)
+    assert any("copy" in path.name for path in live_values(result.executable()).executed)
+    report = result.audit()
     assert not report.copies and not report.findings
 
 
 def test_an_array_of_the_pools_size_that_the_next_state_is_a_product_of_is_no_copy() -> None:
-    """Queries of a layer may have the size of the state above it, all the way through the products between them."""
+    """A layer's queries may have the state's size through the products between them."""
     row_major = Layout(major_to_minor=(0, 1))
 
     def step(pool, x, weight):
         product = jax.lax.dot_general(weight, x, (((1,), (1,)), ((), ())))
         turned = with_layout_constraint(with_layout_constraint(product, row_major).T, row_major)
-        rows = jax.lax.dot_general(turned, weight, (((1,), (1,)), ((), ())))
-        return pool + rows, turned
+        return pool + jax.lax.dot_general(turned, weight, (((1,), (1,)), ((), ()))), turned
 
     contract = LaneContract((Pool("p"), Lane(), Shared()), (Pool("p"), Lane()))
-    made = Step(step, contract, (*(jnp.ones((LANES, 16)),) * 2, jnp.eye(16)))
-    assert any("copy" in one.name for one in live_values(made.executable()).executed)
-    report = made.audit()
+    result = Step(step, contract, (*(jnp.ones((LANES, 16)),) * 2, jnp.eye(16)))
+    assert any("copy" in path.name for path in live_values(result.executable()).executed)
+    report = result.audit()
     assert not report.copies and not report.findings

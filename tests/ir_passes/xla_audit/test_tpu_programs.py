@@ -1,4 +1,4 @@
-"""Programs of XLA:TPU: copies that run beside others, memories on the chip, tiles, and branches that share bytes."""
+"""Programs of XLA:TPU: asynchronous copies, on-chip memories, tiles, shared branch bytes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -159,11 +159,11 @@ ENTRY main {{
 """
 
 
-def program(text: str, same: Mapping[Place, Place] | None = None) -> Executable:
-    """A program whose values all lie in bytes of their own, but for some that take those of others."""
+def program(text: str, equal: Mapping[Place, Place] | None = None) -> Executable:
+    """A program with disjoint values, except those that share given bytes."""
     read = read_module(serialized(text))
-    ids = {one.name: one.id for one in read.instructions.values()}
-    arrays = {(one.id, index): array for one in read.instructions.values() for index, array in one.arrays.items()}
+    ids = {instruction.name: instruction.id for instruction in read.instructions.values()}
+    arrays = {(i.id, index): array for i in read.instructions.values() for index, array in i.arrays.items()}
     chip = {key for key in arrays if key[0] in {ids.get(name) for name in ("other", "done", "more", "sum", "part")}}
     chip |= {(ids["start"], index) for index in ((0,), (1,), (2,))} if "start" in ids else set()
     slices = {key: Slice(i, 0, array.padded_bytes) for i, (key, array) in enumerate(arrays.items())}
@@ -173,8 +173,8 @@ def program(text: str, same: Mapping[Place, Place] | None = None) -> Executable:
         )
         for key, array in arrays.items()
     }
-    for (name, index), (other, there) in (same or {}).items():
-        slices[ids[name], index] = slices[ids[other], there]
+    for (name, index), (other, target) in (equal or {}).items():
+        slices[ids[name], index] = slices[ids[other], target]
     forwarded = {"copy-done", "async-done"}
     slices = {key: place for key, place in slices.items() if read.instructions[key[0]].opcode not in forwarded}
     slices = {key: place for key, place in slices.items() if key != (ids.get("start"), (1,))}
@@ -185,7 +185,7 @@ def found(executable: Executable) -> list[FindingKind | MeasuredFault]:
     live = live_values(executable)
     assert live.uncovered == ()
     hazards = [FindingKind.READ_AFTER_WRITE for _ in in_place_hazards(executable, live)]
-    return [*hazards, *(one.kind for check in (overlaps, misplaced) for one in check(executable, live))]
+    return [*hazards, *(finding.kind for check in (overlaps, misplaced) for finding in check(executable, live))]
 
 
 def at(name: str, *index: int) -> Place:
@@ -259,14 +259,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("text", "same"), RIGHT.values(), ids=RIGHT)
-def test_right_programs(text: str, same: Mapping[Place, Place]) -> None:
-    assert found(program(text, same)) == []
+@pytest.mark.parametrize(("text", "equal"), RIGHT.values(), ids=RIGHT)
+def test_right_programs(text: str, equal: Mapping[Place, Place]) -> None:
+    assert found(program(text, equal)) == []
 
 
-@pytest.mark.parametrize(("text", "same", "kind"), WRONG.values(), ids=WRONG)
-def test_wrong_programs(text: str, same: Mapping[Place, Place], kind: FindingKind) -> None:
-    assert kind in found(program(text, same))
+@pytest.mark.parametrize(("text", "equal", "kind"), WRONG.values(), ids=WRONG)
+def test_wrong_programs(text: str, equal: Mapping[Place, Place], kind: FindingKind) -> None:
+    assert kind in found(program(text, equal))
 
 
 CUTS = {
@@ -278,19 +278,17 @@ CUTS = {
 
 
 @pytest.mark.parametrize(("changes", "low", "high", "right"), CUTS.values(), ids=CUTS)
-def test_slices_are_taken_for_the_array_that_they_fill(
-    changes: Mapping[str, str], low: int, high: int, right: bool
-) -> None:
+def test_slices_are_taken_for_the_array_that_they_fill(changes: Mapping[str, str], low: int, high: int, right: bool):
     text = JOIN
     for old, new in changes.items():
         text = text.replace(old, new)
     executable = program(text)
-    ids = {one.name: one.id for one in executable.module.instructions.values()}
-    whole = executable.buffers.slices[ids["whole"], ()]
+    ids = {instruction.name: instruction.id for instruction in executable.module.instructions.values()}
+    full = executable.buffers.slices[ids["whole"], ()]
     slices = {key: place for key, place in executable.buffers.slices.items() if key[1] != (1,)}
     for name, offset in (("first", low), ("second", high)):
-        slices[ids[name], ()] = Slice(whole.allocation, offset, SIZE // 2)
-    grown = {whole.allocation: replace(executable.buffers.allocations[whole.allocation], size=2 * SIZE)}
+        slices[ids[name], ()] = Slice(full.allocation, offset, SIZE // 2)
+    grown = {full.allocation: replace(executable.buffers.allocations[full.allocation], size=2 * SIZE)}
     moved = replace(executable, buffers=Buffers({**executable.buffers.allocations, **grown}, slices))
     kinds = set(found(moved))
     assert kinds == set() if right else {FindingKind.OVERLAP, FindingKind.READ_AFTER_WRITE} <= kinds
@@ -307,7 +305,7 @@ def test_tables_of_a_tpu_have_pointers_of_32_bits() -> None:
 
 def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
     executable = program(COPY)
-    moved = {one.name: (one.read, one.written) for one in kernels_in(executable, {}).kernels}
+    moved = {kernel.name: (kernel.read, kernel.written) for kernel in kernels_in(executable, {}).kernels}
     assert moved == {
         "new": (SIZE, SIZE),
         "start": (SIZE, 0),
@@ -316,10 +314,10 @@ def test_bytes_that_are_moved_are_those_of_the_devices_own_memory() -> None:
         "sum": (0, 0),
         "all": (0, SIZE),
     }
-    sliced = {one.name: (one.read, one.written) for one in kernels_in(program(ASYNC), {}).kernels}
+    sliced = {kernel.name: (kernel.read, kernel.written) for kernel in kernels_in(program(ASYNC), {}).kernels}
     assert sliced["start"] == (4 * 8 * 128, 0), "a slice alone, and that on the chip"
     gpu = replace(executable, platform="gpu")
-    assert {one.name: one.written for one in kernels_in(gpu, {}).kernels}["sum"] == SIZE
+    assert {kernel.name: kernel.written for kernel in kernels_in(gpu, {}).kernels}["sum"] == SIZE
 
 
 def test_scratch_on_the_chip_is_no_scratch_of_the_device() -> None:

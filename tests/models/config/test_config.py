@@ -1,4 +1,4 @@
-"""config.json: the fields of real checkpoints are read, and whatever cannot be run is refused, all at once."""
+"""config.json: real fields are read, unrunnable ones refused, all at once."""
 
 import copy
 import json
@@ -160,16 +160,9 @@ def test_every_fault_is_in_one_error() -> None:
 
 
 REQUIRED = [
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "intermediate_size",
-]
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "linear_num_key_heads",
+    "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "intermediate_size",
+]  # fmt: skip
 
 
 def test_missing_fields_are_named() -> None:
@@ -224,7 +217,7 @@ def kinds(config: Mapping[str, Any]) -> str:
 
 
 def test_a_decision_model_is_read_from_its_text_config() -> None:
-    """The text's config may stand inside of a multimodal one; only tensors of the decision head are skipped."""
+    """The text's config may be nested; only decision-head tensors are skipped."""
     for below in (DENSE, {"model_type": "qwen3_5", "text_config": DENSE}):
         config = {"model_type": "jev", "hidden_size": 1, "text_config": below}
         family, inner = family_of(config), family_of(below)

@@ -1,4 +1,4 @@
-"""The kernels for aarch64, compiled for it and run by an emulator: no such machine is needed."""
+"""Kernels cross-compiled for aarch64 and run in an emulator."""
 
 import platform
 import shutil
@@ -38,5 +38,5 @@ def test_kernels(check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     program = build(tmp_path / "check", program=inputs, flags=[*STRICT, "-static"])
     for processor, sets in zip(PROCESSORS, SETS[check], strict=True):
         process = subprocess.run([EMULATOR, "-cpu", processor, program, "brief"], capture_output=True, text=True)
-        said = process.stdout[-4000:] + process.stderr[-4000:]
-        assert process.returncode == 0 and f"{sets} instruction sets, 0 faults" in process.stdout, said
+        message = process.stdout[-4000:] + process.stderr[-4000:]
+        assert process.returncode == 0 and f"{sets} instruction sets, 0 faults" in process.stdout, message

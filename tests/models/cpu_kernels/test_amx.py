@@ -1,4 +1,4 @@
-"""AMX: found where it is, compiled where it can be, and products through XLA over an emulation of its instructions.
+"""AMX: detected, compiled, and multiplied through XLA over an emulation.
 
 The kernels alone are checked over it in test_kernel_checks.
 """
@@ -54,8 +54,7 @@ def test_a_compiler_that_does_not_know_an_instruction_set_compiles_the_rest(
     source = tmp_path / "asked_amx.cc"
     source.write_text("#if defined(__AMX_TILE__)\n#error\n#endif\nint main() { return 0; }\n")
     monkeypatch.setitem(INSTRUCTION_FLAGS, "amx", ("-mamx-tile", "-mno-such-instructions"))
-    program = build(tmp_path / "program", program=[source])
-    assert subprocess.run([program]).returncode == 0
+    assert subprocess.run([build(tmp_path / "program", program=[source])]).returncode == 0
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Libraries that zig compiles for wheels: they are for the machine, and need the glibc, that the tag names."""
+"""Wheel libraries by zig fit the machine and glibc that their tag names."""
 
 import ctypes
 import importlib.util
@@ -40,7 +40,7 @@ def test_library(machine: str, tmp_path: Path):
 
 @needs_avx512bf16
 def test_amx_emulated(tmp_path: Path):
-    """The emulator runs what zig compiles, as its code differs from that of this machine's compiler."""
+    """The emulator runs zig's code, unlike this machine's compiler's."""
     inputs = [Path(__file__).with_name("row_product_check.cc"), *sources()]
     flags = ["-include", str(AMX_EMULATION)]
     program = build(tmp_path / "check", program=inputs, flags=flags, tag="manylinux_2_28_x86_64")

@@ -1,4 +1,4 @@
-"""The C++ checks of each kernel, also with sanitizers: numbers, rows and lanes by themselves, the edges of memory."""
+"""C++ checks of each kernel, also sanitized: numbers, separate rows and lanes, memory edges."""
 
 import subprocess
 from pathlib import Path
@@ -41,7 +41,7 @@ def run(program: Path, *arguments: str) -> None:
 @pytest.mark.parametrize("sizes", ["brief", pytest.param("all", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kernel", SIZES)
 def test_kernel(kernel: str, sizes: str, tmp_path: Path):
-    """Sizes whose remainders of vectors and tiles differ; the long run has all."""
+    """Sizes with different remainders of vectors and tiles; the long run has all."""
     assert is_current(), "no kernels: build them with `python -m models.cpu_kernels`"
     run(build(tmp_path / "check", program=[source(kernel), LIBRARY], flags=["-O1"]), sizes)
 
@@ -59,7 +59,7 @@ def test_kernel_with_sanitizers(kernel: str, sanitizer: str, tmp_path: Path):
 @pytest.mark.parametrize("sanitizer", [None, *SANITIZERS])
 @pytest.mark.parametrize("kernel", ["row_product", "packed_product"])
 def test_kernel_with_amx_emulated(kernel: str, sanitizer: str | None, tmp_path: Path):
-    """All sizes without sanitizers alone: an emulated instruction is a signal, which they make many times as slow."""
+    """All sizes, without sanitizers: these make emulated instructions many times slower."""
     inputs = [source(kernel), *sources()]
     flags = [*STRICT, "-O1", *SANITIZERS[sanitizer]] if sanitizer else []
     program = build(tmp_path / "check", program=inputs, flags=[*WITH_AMX, *flags])

@@ -1,4 +1,4 @@
-"""The library of kernels is used as it was built from these sources, or not at all, and one line says so."""
+"""The kernel library is used only as built from these sources, or reported."""
 
 import logging
 import re

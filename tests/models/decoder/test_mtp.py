@@ -32,7 +32,7 @@ FIELDS: dict[str, Any] = {
 
 
 class After(NamedTuple):
-    """Results of a step: the state, and the head's logits after one more token, which the state does not have."""
+    """A step's state, and the head's logits after one more token outside the state."""
 
     state: tuple
     logits: Any  # float32 [N, V]
@@ -90,26 +90,25 @@ def rows(fill: float) -> tuple:
 
 
 @pytest.fixture(scope="module")
-def whole(step: Any) -> After:
+def full(step: Any) -> After:
     return step(TEXT, LENGTHS, START, rows(np.nan), NEXT)
 
 
-def test_a_row_for_every_token_but_the_first(whole: After) -> None:
-    """The first token has no hidden state before it; nothing else of a used row is touched, and an idle lane keeps
-    all."""
-    for array in whole.cache:
+def test_a_row_for_every_token_but_the_first(full: After) -> None:
+    """The first token has no earlier hidden state; other rows and idle lanes are untouched."""
+    for array in full.cache:
         assert array is not None
         written = np.asarray(np.isfinite(array).all(axis=(1, 3)))
         assert [np.flatnonzero(written[lane]).tolist() for lane in range(5)] == [
             list(range(max(n - 1, 0))) for n in LENGTHS
         ]
-    assert np.isfinite(whole.head.hidden).all(axis=1).tolist() == [True] * 4 + [False]
-    assert np.isfinite(whole.logits).all()
+    assert np.isfinite(full.head.hidden).all(axis=1).tolist() == [True] * 4 + [False]
+    assert np.isfinite(full.logits).all()
 
 
 @pytest.mark.parametrize("cut", [1, 2, 4, 8])
-def test_chunked_prefill_leaves_the_rows_of_whole_prompts(step: Any, whole: After, cut: int) -> None:
-    """Lanes at positions of their own: a step carries over the hidden state before its first token."""
+def test_chunked_prefill_leaves_the_rows_of_whole_prompts(step: Any, full: After, cut: int) -> None:
+    """Lanes at different positions carry the previous hidden state into each step."""
     first = np.minimum(LENGTHS, [cut, cut, 1, 1, 0]).astype(np.int32)
     state = step(TEXT, first, START, rows(np.nan), NEXT).state
     rest = np.zeros_like(TEXT)
@@ -117,36 +116,35 @@ def test_chunked_prefill_leaves_the_rows_of_whole_prompts(step: Any, whole: Afte
         rest[lane, : TOKENS - count] = TEXT[lane, count:]
     result = step(rest, LENGTHS - first, first, state, NEXT)
     # the gated norm of a delta net divides by the size of small outputs
-    for array, want in zip(jax.tree.leaves(result.head), jax.tree.leaves(whole.head), strict=True):
+    for array, want in zip(jax.tree.leaves(result.head), jax.tree.leaves(full.head), strict=True):
         np.testing.assert_allclose(array, want, atol=5e-4)
-    np.testing.assert_allclose(result.logits[:4], whole.logits[:4], atol=5e-4)
+    np.testing.assert_allclose(result.logits[:4], full.logits[:4], atol=5e-4)
 
 
-def test_what_rows_held_has_no_influence(step: Any, whole: After) -> None:
+def test_what_rows_held_has_no_influence(step: Any, full: After) -> None:
     """The hidden state that a row carries is not looked at where a sequence begins."""
     for fill in (0.0, 7.0, np.inf):
         result = step(TEXT, LENGTHS, START, rows(fill), NEXT)
-        assert result.logits[:4].tobytes() == whole.logits[:4].tobytes()
-        assert result.head.hidden[:4].tobytes() == whole.head.hidden[:4].tobytes()
+        assert result.logits[:4].tobytes() == full.logits[:4].tobytes()
+        assert result.head.hidden[:4].tobytes() == full.head.hidden[:4].tobytes()
 
 
-def test_lanes_do_not_see_each_other(step: Any, whole: After) -> None:
-    """Other tokens in the first lane, and NaN in the rows that it goes on from: the other lanes keep their bits."""
+def test_lanes_do_not_see_each_other(step: Any, full: After) -> None:
+    """Other tokens and NaN rows in the first lane change no other lane's bits."""
     text, state = TEXT.copy(), rows(0.0)
     text[0] = 40 - text[0]
     for leaf in jax.tree.leaves(state):
         leaf[0] = np.nan
     result = step(text, LENGTHS, np.array([5, 0, 0, 0, 0], np.int32), state, NEXT)
     assert np.isnan(result.logits[0]).any()
-    assert result.logits[1:4].tobytes() == whole.logits[1:4].tobytes()
+    assert result.logits[1:4].tobytes() == full.logits[1:4].tobytes()
 
 
-def test_rows_past_the_sequence_are_dead(step: Any, whole: After) -> None:
+def test_rows_past_the_sequence_are_dead(step: Any, full: After) -> None:
     """Rows of rejected drafts have no influence: they are at positions after the last token."""
-    state = jax.tree.map(np.array, whole.state)
+    state = jax.tree.map(np.array, full.state)
     for array in state[-1].layer[0]:
         for lane, length in enumerate(LENGTHS):
             array[lane, :, max(length - 1, 0) + 1 :] = 1e6
     nobody = np.zeros(5, np.int32)
-    result = step(TEXT, nobody, LENGTHS, state, NEXT)
-    assert result.logits[:4].tobytes() == whole.logits[:4].tobytes()
+    assert step(TEXT, nobody, LENGTHS, state, NEXT).logits[:4].tobytes() == full.logits[:4].tobytes()

@@ -1,4 +1,4 @@
-"""Factors on the embedding are rounded before a layer adds to it, whatever else a program computes."""
+"""Embedding factors are rounded before a layer adds, whatever else is computed."""
 
 from typing import Any
 
@@ -19,16 +19,12 @@ CONFIG = DecoderConfig(
 def test_given_embeddings_give_the_bits_of_the_tokens() -> None:
     graph, weights = nnx.split(Decoder(CONFIG, nnx.Rngs(0)))
     tokens = jnp.arange(10, dtype=jnp.int32).reshape(2, 5)
-
-    def looked_up(weights: Any) -> jax.Array:
-        return nnx.merge(graph, weights).embed(tokens, jnp.ones(tokens.shape, bool))
+    looked_up = lambda weights: nnx.merge(graph, weights).embed(tokens, jnp.ones(tokens.shape, bool))
 
     def hidden(weights: Any, embeddings: Any) -> jax.Array:
         lengths = jnp.full(2, 5, jnp.int32)
         return nnx.merge(graph, weights)(tokens, lengths, 0 * lengths, ((None,),), 2, embeddings=embeddings)[0]
 
-    def run(fn: Any, *operands: Any) -> np.ndarray:
-        return np.asarray(compiled(jax.jit(fn).lower(*operands), loops=True)(*operands))
-
+    run = lambda fn, *operands: np.asarray(compiled(jax.jit(fn).lower(*operands), loops=True)(*operands))
     embeddings = run(looked_up, weights)
     np.testing.assert_array_equal(run(hidden, weights, None), run(hidden, weights, embeddings))

@@ -1,4 +1,4 @@
-"""Layers of one structure are traced once, and the program is that of layers traced one by one."""
+"""Layers of one structure are traced once, and the program is unchanged."""
 
 from collections import Counter
 from typing import Any
@@ -43,9 +43,9 @@ class Scaled(nnx.Module):
     def __init__(self, factor: float, weight: float):
         self.factor, self.weight = factor, nnx.Param(jnp.float32(weight))
 
-    def apply(self, x: Any, more: Any = 0) -> Any:
+    def apply(self, x: Any, options: Any = 0) -> Any:
         self.runs[self.factor] += 1
-        return self.factor * self.weight[...] * x + (100 if more is True else more)
+        return self.factor * self.weight[...] * x + (100 if options is True else options)
 
 
 def program_of(model: decoder.Decoder, **options: Any) -> ir.ClosedJaxpr:
@@ -71,15 +71,15 @@ def test_program_is_that_of_layers_traced_one_by_one(verifying: bool, monkeypatc
 
     monkeypatch.setattr(decoder.Branch, "__call__", counted)
     jax.clear_caches()
-    once = program_of(model, verifying=verifying)
+    program = program_of(model, verifying=verifying)
     assert traced == {"GatedDeltaNet": 1, "Attention": 1, "Mlp": 1}
-    calls = [ir.body_of(eqn) for eqn in once.jaxpr.eqns if eqn.params.get("name") == "_call"]
+    calls = [ir.body_of(eqn) for eqn in program.jaxpr.eqns if eqn.params.get("name") == "_call"]
     assert (len(calls), len({id(item and item.jaxpr) for item in calls})) == (8, 3)
     monkeypatch.setattr(decoder, "traced_once", lambda module, method, *args: getattr(module, method)(*args))
     each = program_of(model, verifying=verifying)
     assert traced == {"GatedDeltaNet": 4, "Attention": 2, "Mlp": 5}
-    assert len(each.jaxpr.eqns) > len(once.jaxpr.eqns)
-    assert fingerprint(flatten(once)) == fingerprint(flatten(each))
+    assert len(each.jaxpr.eqns) > len(program.jaxpr.eqns)
+    assert fingerprint(flatten(program)) == fingerprint(flatten(each))
 
 
 def test_modules_share_a_body_and_keep_their_arrays() -> None:
@@ -96,14 +96,14 @@ def test_modules_share_a_body_and_keep_their_arrays() -> None:
     assert Scaled.runs == {2.0: 1, 3.0: 1}
 
 
-@pytest.mark.parametrize(("more", "added"), [(0, 0), (1, 1), (True, 100), (2, 2)])
-def test_python_values_are_part_of_the_structure(more: Any, added: int) -> None:
+@pytest.mark.parametrize(("options", "added"), [(0, 0), (1, 1), (True, 100), (2, 2)])
+def test_python_values_are_part_of_the_structure(options: Any, added: int) -> None:
     """1 and True are equal, and are other programs."""
     module = Scaled(2.0, 1.0)
 
     def run(x: Any) -> Any:
         with one_pass():
-            return traced_once(module, "apply", x, 1) * 0 + traced_once(module, "apply", x, more)
+            return traced_once(module, "apply", x, 1) * 0 + traced_once(module, "apply", x, options)
 
     np.testing.assert_array_equal(jax.jit(run)(X), X * 2 + added)
 
@@ -127,7 +127,7 @@ def test_outside_of_a_trace_it_runs_as_it_is() -> None:
 
 
 def test_an_object_is_called_for_each_module() -> None:
-    """A function that keeps what it is given would keep values of another trace."""
+    """A stateful function would keep values of another trace."""
 
     class Noted(nnx.Module):
         def apply(self, x: Any, stored: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Classes that config.json names: each family computes those that it lists, and every other one is refused by name."""
+"""Classes of config.json: families compute their listed classes, and refuse others by name."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ REMOTE = {
     },
     "lfm2": {"AutoModelForCausalLM": "organisation/model--modeling.Lfm2ForCausalLM"},
 }
-"""`auto_map` of published checkpoints whose class is implemented."""
+"""`auto_map` of published checkpoints with an implemented class."""
 
 # Published encoders, diffusion models and variants with the tensor names or the `model_type` of a family.
 OTHERS: list[tuple[str, dict[str, Any], str]] = [
@@ -93,16 +93,12 @@ def test_a_class_of_another_family_names_that_family() -> None:
     assert "nearest supported family is lfm2_moe" in message
 
 
-@pytest.mark.parametrize(
-    ("fields", "nearest"),
-    [
-        ({"model_type": "lfm2_diffusion", "architectures": ["Lfm2DiffusionForBlockDiffusion"]}, "lfm2"),
-        ({"model_type": "nemotron_h_puzzle", "architectures": ["NemotronHPuzzleForCausalLM"]}, "nemotron_h"),
-        ({"model_type": "bailing_moe_linear", "architectures": ["BailingMoeLinearV2ForCausalLM"]}, "bailing_hybrid"),
-        ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "qwen3_5_moe"),
-    ],
-    ids=lambda item: item if isinstance(item, str) else "",
-)
+@pytest.mark.parametrize(("fields", "nearest"), [
+    ({"model_type": "lfm2_diffusion", "architectures": ["Lfm2DiffusionForBlockDiffusion"]}, "lfm2"),
+    ({"model_type": "nemotron_h_puzzle", "architectures": ["NemotronHPuzzleForCausalLM"]}, "nemotron_h"),
+    ({"model_type": "bailing_moe_linear", "architectures": ["BailingMoeLinearV2ForCausalLM"]}, "bailing_hybrid"),
+    ({"architectures": ["Qwen3_5MoeForCausalLM"]}, "qwen3_5_moe"),
+], ids=lambda item: item if isinstance(item, str) else "")  # fmt: skip
 def test_the_nearest_family_of_an_unknown_model_type(fields: dict[str, Any], nearest: str) -> None:
     message = refused(fields)
     assert fields["architectures"][0] in message and message.endswith(f"nearest supported family is {nearest}")

@@ -1,5 +1,6 @@
-"""config.json of Ling 3.0: both spellings of its fields, the layers that follow from them, and what is refused."""
+"""config.json of Ling 3.0: both spellings, derived layers, and refusals."""
 
+import re
 from typing import Any
 
 import pytest
@@ -37,10 +38,9 @@ def test_as_transformers_saves_it() -> None:
 
 
 def test_layers_of_multi_token_prediction_behind_the_decoder_are_skipped() -> None:
-    """Published files number the layer of the MTP head 42, behind the 42 layers of the decoder."""
+    """Published files number the MTP head's layer 42, after the decoder's 42 layers."""
     names = [f"model.layers.{layer}.mlp.gate.weight" for layer in (4, 41, 42, 43)]
-    skipped = [name for name in names if family_of(LING).skips(name)]
-    assert skipped == ["model.layers.42.mlp.gate.weight"]
+    assert [name for name in names if family_of(LING).skips(name)] == ["model.layers.42.mlp.gate.weight"]
     saved = {name: value for name, value in LING.items() if name != "num_nextn_predict_layers"}
     assert [name for name in names if family_of(saved | {"num_mtp_layers": 2}).skips(name)] == names[2:]
     assert not any(map(family_of(LING | {"num_nextn_predict_layers": 0}).skips, names))
@@ -49,7 +49,7 @@ def test_layers_of_multi_token_prediction_behind_the_decoder_are_skipped() -> No
 
 @pytest.mark.parametrize("rank", [None, 1536])
 def test_query_rank(rank: int | None) -> None:
-    """Queries come from the token or from its compressed query, which has its own norm."""
+    """Queries come from the token or from its normed, compressed query."""
     family, config = family_of(LING), read(LING | {"q_lora_rank": rank})
     attention = config.layers[5][0]
     assert isinstance(attention, LatentAttentionConfig) and attention.query_rank == rank
@@ -98,6 +98,5 @@ def test_unbounded_decay() -> None:
     ],
 )
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read(LING | change)
-    assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""A family is a short file over shared layers; a longer one says why."""
+"""A family is a short file over shared layers; a longer one gives the reason."""
 
 import ast
 from pathlib import Path

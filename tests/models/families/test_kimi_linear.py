@@ -1,5 +1,6 @@
-"""config.json of Kimi-Linear: both spellings of its fields, and what is refused."""
+"""config.json of Kimi-Linear: both spellings of its fields, and refusals."""
 
+import re
 from typing import Any
 
 import pytest
@@ -59,9 +60,8 @@ def test_published_and_saved_spellings_are_one_model() -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read(KIMI | change)
-    assert message in str(error.value)
 
 
 def test_layer_types_are_required() -> None:

@@ -1,4 +1,4 @@
-"""config.json of the families with Mamba (S6) layers: published models, defaults, and fields that are refused."""
+"""config.json of Mamba (S6) families: published models, defaults, and refused fields."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def tiny(name: str) -> dict[str, Any]:
 
 
 def test_published_falcon_mamba() -> None:
-    """A sequence keeps 64 layers of 8192 channels: 16 states of 4 bytes, and 3 inputs of 2 bytes."""
+    """64 layers of 8192 channels: 16 states of 4 bytes, 3 inputs of 2 bytes."""
     config = read(FALCON)
     assert set(config.layers) == {(Mamba1Config(8192, 16, 256, 4, norms="plain"),)} and not config.unknown_keys
     size = family_of(FALCON).abstract(config).state_size("bfloat16")

@@ -1,4 +1,4 @@
-"""config.json of the families with Mamba2 layers: published models, both spellings of fields, and what is refused."""
+"""config.json of Mamba2 families: published models, both spellings, and refusals."""
 
 import math
 from typing import Any

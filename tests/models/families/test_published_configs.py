@@ -1,4 +1,4 @@
-"""The configs of published checkpoints give the layers of the models they belong to and the state of a sequence."""
+"""Published configs give their models' layers and a sequence's state size."""
 
 import functools
 from typing import Any
@@ -22,7 +22,7 @@ def read(name: str) -> DecoderConfig:
 
 
 def size_of(config: DecoderConfig) -> StateSize:
-    """Return the state size of the whole model; every kind of layer is built once, without its arrays."""
+    """Return the whole model's state size; each kind of layer is built once."""
 
     @functools.cache
     def built(layer: Any) -> Any:
@@ -162,7 +162,7 @@ EXPECTED: dict[str, tuple[list[str], int, int]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_state_of_a_sequence(name: str) -> None:
-    """The formula of every layer's arrays, the bytes of a sequence whatever its length, and those of a token."""
+    """Bytes per layer by formula, per sequence of any length, and per token."""
     config = read(name)
     assert config.unknown_keys == ()
     lines, fixed, token = EXPECTED[name]
@@ -188,7 +188,7 @@ def test_layers_without_experts_among_those_with_them_are_refused() -> None:
 
 
 def test_a_share_of_a_published_model() -> None:
-    """Qwen3.5-35B-A3B on 32 devices: each of its two key/value heads lies on two of the four along `model`."""
+    """Qwen3.5-35B-A3B on 32 devices: two of four `model` devices share each KV head."""
     share = read("Qwen3.5-35B-A3B").shard(Devices(4, 8))
     mixer, feed_forward = share.layers[0]
     attention, _ = share.layers[3]

@@ -78,14 +78,12 @@ def test_commands_read_entry_points_but_not_of_the_working_directory(tmp_path: P
         command, cwd=tmp_path, env=env | {"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=True
     )
     assert "outside 1.2" in installed.stdout and "lfm2_vl" in installed.stdout
-    inside = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    assert "outside" not in inside.stdout and "lfm2_moe" in inside.stdout
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert "outside" not in run.stdout and "lfm2_moe" in run.stdout
 
 
 @pytest.mark.parametrize("module", ["raise RuntimeError('broken')", "OUTSIDE = 3"], ids=["raises", "no family"])
-def test_a_broken_entry_point_names_its_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_a_broken_entry_point_names_its_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str):
     monkeypatch.syspath_prepend(distribution(tmp_path, module=module))
     monkeypatch.delitem(sys.modules, "outside_family", raising=False)
     with pytest.raises(FamilyError, match="outside 1.2"):
@@ -105,8 +103,7 @@ def test_state_formulas_are_those_of_models(name: str) -> None:
         for node in stateful
         for path, array in jax.tree_util.tree_leaves_with_path(node.state_arrays())
     }
-    formulas = dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas())
-    assert formulas == arrays
+    assert dict(line.removesuffix(" per token").split(": ") for line in family.state_formulas()) == arrays
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

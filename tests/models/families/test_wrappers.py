@@ -1,4 +1,4 @@
-"""Models around a text model: the inner config, names of tensors, skipped parts, classes, placeholder tokens."""
+"""Multimodal models: inner config, tensor names, skipped parts, classes, placeholder tokens."""
 
 import json
 from dataclasses import replace
@@ -85,7 +85,7 @@ def test_every_wrapper_has_a_case() -> None:
 
 @pytest.mark.parametrize(("model_type", "key", "root", "head", "parts"), FILES, ids=[case[0] for case in FILES])
 def test_names_and_configuration(model_type: str, key: str, root: str, head: str, parts: list[str]) -> None:
-    """The text model is that of its own config.json; every tensor keeps its place, and other parts are skipped."""
+    """The text model follows its own config.json; tensors keep places, other parts are skipped."""
     fields = wrapped(model_type, key)
     inner, family = family_of(fields[key]), family_of(fields)
     config, expected = family.read_config(fields), inner.read_config(fields[key])
@@ -119,7 +119,7 @@ def test_names_as_nemo_exports_them(in_file: str, name: str) -> None:
 
 @pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda wrapper: wrapper.model_types[0])
 def test_classes(wrapper: Any) -> None:
-    """The listed classes are accepted; the class of the text model, or any other, is refused by name."""
+    """Listed classes are accepted; the text model's class and others are refused by name."""
     model_type = wrapper.model_types[0]
     for name in wrapper.architectures:
         family_of(wrapped(model_type, architectures=[name], auto_map={"AutoModel": f"modeling.{name}"}))
@@ -177,7 +177,7 @@ def test_faults_of_the_text_model_and_of_the_outer_config() -> None:
         ("minicpmv4_6", {"tie_word_embeddings": None}, False),
         ("minicpm_ocr", {"tie_word_embeddings": None}, True),
         ("minicpmv4_7", {"tie_word_embeddings": True}, True),
-        # The head belongs to the text model here, whose own field counts.
+        # The head belongs to the text model here; its own field counts.
         ("nemotron_h_omni", {"tie_word_embeddings": True}, False),
     ],
 )

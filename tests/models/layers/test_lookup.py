@@ -26,7 +26,7 @@ def test_every_word_has_its_row_and_one_that_is_none_is_no_number(dtype: str, pl
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_a_narrow_table_is_not_converted_in_every_step(platform: str) -> None:
-    """No equation's result is as large as the table: a TPU would compute it anew in every step."""
+    """No result is as large as the table; TPUs would recompute it in every step."""
     table, words = jnp.zeros((64, 16), jnp.bfloat16), jnp.zeros((2, 3), jnp.int32)
     program = jax.make_jaxpr(lambda table, words: embedding_rows(table, words, platform))(table, words)
     sizes = [math.prod(ir.shape_of(var)) for eqn in ir.all_eqns(program.jaxpr) for var in eqn.outvars]

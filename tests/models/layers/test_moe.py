@@ -56,7 +56,7 @@ def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_its_definition(name: str) -> None:
-    """More rows than one form of the product takes and fewer, which are the same rows."""
+    """Row counts above and below a form's limit give the same rows."""
     config, rng, weights = CASES[name], np.random.default_rng(1), {}
 
     def value(path: str, shape: tuple[int, ...]) -> np.ndarray:

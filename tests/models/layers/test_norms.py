@@ -40,8 +40,7 @@ def test_eps_is_inside_the_root() -> None:
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 def test_offset_of_the_stored_weight(offset: float) -> None:
-    """Weights as a bfloat16 checkpoint stores them, widened when it is loaded: one is added in float32, where a sum in
-    bfloat16 would lose them (1 + 0.0026 is 1 there)."""
+    """One is added in float32; a bfloat16 sum would lose small weights (1 + 0.0026)."""
     rng = np.random.default_rng(1)
     stored = jnp.asarray(0.003 * rng.normal(size=64), jnp.bfloat16).astype(jnp.float32)
     x = rng.normal(size=(5, 64)).astype(np.float32)

@@ -16,7 +16,7 @@ run = jax.jit(Rope.__call__, static_argnums=0)
 
 
 def float64_rope(x: np.ndarray, positions: np.ndarray, size: int, theta: float) -> np.ndarray:
-    """Dimension i of the first half turns with dimension i of the second by `position * theta^(-2i/size)`."""
+    """Dimension i turns with dimension i + size / 2 by `position * theta^(-2i/size)`."""
     result = x.astype(np.float64)
     for i in range(size // 2):
         angle = positions.astype(np.float64)[..., None] * theta ** (-2 * i / size)
@@ -35,8 +35,7 @@ def rotate(rope: Rope, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
     ("positions", "tolerance"), [([0, 1, 2], 1e-6), ([60, 511, 1000], 1e-4), ([LAST - 2, LAST - 1, LAST], 3e-2)]
 )
 def test_as_float64(head: int, size: int, theta: float, positions: list[int], tolerance: float) -> None:
-    """Far out, the float32 product of position and frequency is off by up to 2^-24 * 262144 / 2 radians and what the
-    rounded frequency adds; transformers rounds the same way."""
+    """Float32 rounding of position times frequency bounds the error, as in transformers."""
     rng = np.random.default_rng(size)
     x = rng.normal(size=(2, 3, 2, head)).astype(np.float32)
     index = np.array([positions, positions[::-1]])
@@ -45,7 +44,7 @@ def test_as_float64(head: int, size: int, theta: float, positions: list[int], to
 
 
 def test_far_angles_are_the_float32_products_of_position_and_frequency() -> None:
-    """The one rounding that every implementation in float32 has; what follows it is exact to a few bits."""
+    """All float32 implementations share one rounding; the rest is exact to few bits."""
     size, theta = 64, 1e7
     frequency = (1.0 / theta ** (np.arange(32, dtype=np.float32) / 32)).astype(np.float32)
     for position in (LAST, LAST - 4096, 131071):

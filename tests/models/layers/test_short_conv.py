@@ -49,7 +49,7 @@ def test_state_in_a_narrower_dtype_keeps_an_idle_lane() -> None:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_one_token_on_gpus_is_that_on_cpus(dtype: type, biased: bool) -> None:
-    """Real, fresh and idle lanes; the state of a fresh one and the input of an idle one hold NaN."""
+    """Real, fresh and idle lanes; unused states and inputs hold NaN."""
     rng = np.random.default_rng(1)
     x, state = rng.normal(size=(4, 1, CHANNELS)).astype(np.float32), rng.normal(size=(4, 3, CHANNELS))
     x[2], state[1], state[2, 0] = np.nan, np.nan, np.nan

@@ -1,4 +1,4 @@
-"""KV cache: writes at positions, the positions that a query attends to, and the number of visited blocks."""
+"""KV cache: writes at positions, attended positions, and the number of visited blocks."""
 
 from functools import partial
 
@@ -64,7 +64,7 @@ def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
 
 
 def test_places_that_append_writes_are_distinct() -> None:
-    """Unique indices, as XLA is told: else a GPU would compare and swap each number. Padding tokens included."""
+    """XLA is told of unique indices; otherwise GPUs compare and swap each number."""
     cache, new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
     index, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))
@@ -91,16 +91,17 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize(
-    ("platform", "held", "wide"), [("cpu", 3, 256), ("gpu", 5, 256), ("gpu", 8, 256), ("gpu", 8, 1), ("tpu", 3, 256)]
+    ("platform", "used_bytes", "wide"),
+    [("cpu", 3, 256), ("gpu", 5, 256), ("gpu", 8, 256), ("gpu", 8, 1), ("tpu", 3, 256)],
 )
 @pytest.mark.parametrize("length", [1, 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1])
 def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
-    length: int, platform: str, held: int, wide: int, monkeypatch: pytest.MonkeyPatch
+    length: int, platform: str, used_bytes: int, wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(summed_attention, "MIN_WIDE_VALUE", wide)
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
-    cache = cache_of(2, held, jnp.nan, platform)
+    cache = cache_of(2, used_bytes, jnp.nan, platform)
     assert cache.value is not None
     key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
     value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
@@ -121,18 +122,18 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
             np.testing.assert_allclose(out[lane, token, head], p / p.sum() @ v, atol=1e-5)
     assert (out[0, 1] == 0).all()
     # other lanes may need more blocks: that changes no bit
-    assert np.asarray(run(query, cache, positions, valid, np.int32(held))).tobytes() == out.tobytes()
+    assert np.asarray(run(query, cache, positions, valid, np.int32(used_bytes))).tobytes() == out.tobytes()
 
 
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:
-    """Beside more queries the keys are the other operand of the product."""
+    """Next to more queries the keys are the other operand of the product."""
     rng = np.random.default_rng(0)
     key, value = (rng.normal(size=(2, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
-    many = MAX_KEYS_FIRST_QUERIES * KV_HEADS // HEADS + 1
-    query = rng.normal(size=(2, many, HEADS, SIZE)).astype(np.float32)
-    positions = rng.integers(0, KV_BLOCK, size=(2, many)).astype(np.int32)
-    cache, valid = KVCache(jnp.asarray(key), jnp.asarray(value)), np.ones((2, many), bool)
+    count = MAX_KEYS_FIRST_QUERIES * KV_HEADS // HEADS + 1
+    query = rng.normal(size=(2, count, HEADS, SIZE)).astype(np.float32)
+    positions = rng.integers(0, KV_BLOCK, size=(2, count)).astype(np.int32)
+    cache, valid = KVCache(jnp.asarray(key), jnp.asarray(value)), np.ones((2, count), bool)
     out = np.asarray(jax.jit(attend)(query, cache, positions, valid, np.int32(1)))
-    for few in (1, 3, many - 1):
-        some = jax.jit(attend)(query[:, :few], cache, positions[:, :few], valid[:, :few], np.int32(1))
-        np.testing.assert_allclose(np.asarray(some), out[:, :few], atol=1e-5)
+    for small in (1, 3, count - 1):
+        some = jax.jit(attend)(query[:, :small], cache, positions[:, :small], valid[:, :small], np.int32(1))
+        np.testing.assert_allclose(np.asarray(some), out[:, :small], atol=1e-5)

@@ -1,8 +1,7 @@
-"""The Gated DeltaNet layer: all tokens at once equal one at a time, at every length and head ratio."""
+"""Gated DeltaNet: all tokens at once equal single tokens, for every length and head ratio."""
 
-import numpy as np
 import pytest
-from filled import filled
+from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths
 
@@ -17,13 +16,7 @@ TOLERANCE = 5e-4
 
 def layer(ratio: int):
     config = GatedDeltaNetConfig(2, 2 * ratio, 4, 6, KERNEL, 1e-6)
-    rng = np.random.default_rng(ratio)
-
-    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = rng.uniform(-1, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
-        return array.astype(np.float32)
-
-    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
+    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), random_values(ratio))
 
 
 @pytest.mark.parametrize("ratio", [2, *(pytest.param(ratio, marks=pytest.mark.long) for ratio in (1, 4))])
@@ -32,6 +25,6 @@ def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
 
 
 def test_widths_of_the_published_35b_model() -> None:
-    """The scratch of one token is wider than the layer's output: what undersized buffers forget."""
+    """One token's scratch is wider than the layer's output."""
     config = GatedDeltaNetConfig(16, 32, 128, 128, 4, 1e-6)
     assert (config.channels, config.value_width) == (8192, 4096)

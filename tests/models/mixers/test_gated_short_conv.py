@@ -1,4 +1,4 @@
-"""LFM2's short convolution layer: its equation, all tokens at once as one at a time, and its whole state."""
+"""LFM2's short convolution: its equation, chunked equality, and its whole state."""
 
 import jax
 import numpy as np

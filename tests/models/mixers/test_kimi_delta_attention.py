@@ -1,9 +1,9 @@
-"""Kimi Delta Attention: all tokens at once as one at a time, and its two forms of decay."""
+"""Kimi Delta Attention: chunked equality, and both forms of decay."""
 
 import jax
 import numpy as np
 import pytest
-from filled import filled
+from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths
 
@@ -17,13 +17,7 @@ BOUNDED = KimiDeltaAttentionConfig(3, 4, KERNEL, 1e-6, bottleneck=None, lower_bo
 
 
 def layer(config: KimiDeltaAttentionConfig) -> KimiDeltaAttention:
-    rng = np.random.default_rng(config.heads)
-
-    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = rng.uniform(-1, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
-        return array.astype(np.float32)
-
-    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
+    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), random_values(config.heads))
 
 
 @pytest.mark.parametrize("config", [PLAIN, pytest.param(BOUNDED, marks=pytest.mark.long)])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from filled import filled
+from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
@@ -22,13 +22,7 @@ ON_A_TPU = replace(PLAIN, devices=Devices(platform="tpu"))
 
 
 def layer(config: LatentAttentionConfig) -> LatentAttention:
-    rng = np.random.default_rng(config.heads)
-
-    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        array = rng.uniform(0.5, 1.5, shape) if len(shape) == 1 else rng.normal(size=shape) * shape[-1] ** -0.5
-        return array.astype(np.float32)
-
-    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), value)
+    return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), random_values(config.heads, 0.5, 1.5))
 
 
 def rotated(x: np.ndarray, rope: Rope | None) -> np.ndarray:
@@ -45,10 +39,7 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
     """Compute one sequence [token, hidden] in float64, with the keys and values of every head."""
     c = mixer.config
     tokens = len(x)
-
-    def of(parameter) -> np.ndarray:
-        return np.asarray(parameter[...], np.float64)
-
+    of = lambda parameter: np.asarray(parameter[...], np.float64)
     query_input = x
     if mixer.query_down is not None and mixer.query_norm is not None:
         query_input = x @ of(mixer.query_down).T
@@ -75,7 +66,7 @@ def written_out(mixer: LatentAttention, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("config", [PLAIN, GATED, COMPRESSED, ON_A_TPU])
 def test_equals_attention_with_keys_and_values_written_out(config: LatentAttentionConfig) -> None:
-    """A sequence longer than a block of the cache, beside a short one, in a cache full of NaN."""
+    """A sequence longer than a cache block next to a short one, over NaN."""
     mixer, lengths = layer(config), np.array([KV_BLOCK + 5, 3], np.int32)
     x = np.random.default_rng(0).normal(size=(2, KV_BLOCK + 5, HIDDEN)).astype(np.float32)
     x[1, 3:] = np.nan

@@ -1,4 +1,4 @@
-"""The Mamba layer (S6): its equations in float64, and all tokens at once as one at a time."""
+"""The Mamba layer (S6): float64 equations and chunked equality."""
 
 import jax
 import numpy as np
@@ -31,10 +31,9 @@ def layer(config: Mamba1Config) -> tuple[Mamba1, dict[str, np.ndarray]]:
 
 
 def mamba1(x: np.ndarray, p: dict[str, np.ndarray], config: Mamba1Config) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs [T, H] and the last state [width, state] of one sequence, token by token from zero."""
+    """Return outputs [T, H] and the last state [width, state], token by token from zero."""
 
-    def silu(x: np.ndarray) -> np.ndarray:
-        return x / (1 + np.exp(-x))
+    silu = lambda x: x / (1 + np.exp(-x))
 
     def normed(part: np.ndarray, name: str) -> np.ndarray:
         if config.norms == "none":
@@ -58,7 +57,7 @@ def mamba1(x: np.ndarray, p: dict[str, np.ndarray], config: Mamba1Config) -> tup
 
 @pytest.mark.parametrize("name", CASES)
 def test_mamba1_equals_its_equations(name: str) -> None:
-    """Lanes of 9, 2 and 0 tokens, with NaN in padding tokens and in the rows of sequences that begin."""
+    """Lanes of 9, 2 and 0 tokens, with NaN in padding and new rows."""
     config = CASES[name]
     mixer, parameters = layer(config)
     lengths = np.array([9, 2, 0], np.int32)

@@ -1,4 +1,4 @@
-"""The Mamba2 layer: its equations in float64, all tokens at once as one at a time, and every variant of a family."""
+"""The Mamba2 layer: float64 equations, chunked equality, and every family variant."""
 
 import math
 

@@ -1,7 +1,6 @@
-"""Kernels for attention of a few tokens on CPUs, as XLA calls them: numbers, declarations, caches in place."""
+"""CPU kernels for attention of few tokens under XLA: numbers, declarations, caches in place."""
 
 import itertools
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls_in_place import check_a_call_beside_is_found
+from calls_in_place import check_a_call_beside_is_found, check_declaration, check_in_place
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
@@ -51,7 +50,7 @@ of: Any = AttentionInputs
 
 
 def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
-    """Random lanes at different positions; padding tokens, and the caches from each position on, are NaN."""
+    """Random lanes at different positions; padding and unwritten cache positions are NaN."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes = len(POSITIONS)
@@ -78,9 +77,7 @@ def kernel(kind: str, operands: AttentionInputs, **settings: Any) -> Any:
 def by_slot(operands: AttentionInputs) -> AttentionInputs:
     """The same caches in rows of a pool, in another order; all other rows are NaN."""
 
-    def pool(rows: jax.Array) -> jax.Array:
-        return jnp.full((ROWS, *rows.shape[1:]), jnp.nan, rows.dtype).at[SLOTS].set(rows)
-
+    pool = lambda rows: jnp.full((ROWS, *rows.shape[1:]), jnp.nan, rows.dtype).at[SLOTS].set(rows)
     return operands._replace(caches=jax.tree.map(pool, operands.caches), slots=jnp.asarray(SLOTS))
 
 
@@ -121,8 +118,8 @@ def test_rows_by_slot(kind: str, dtype: Any, devices: Devices) -> None:
     (result, caches), (expected, rows) = (jax.jit(partial(operation, kind, devices))(x) for x in (pool, operands))
     np.testing.assert_array_equal(result, expected)
     busy = np.delete(np.arange(len(SLOTS)), 1)
-    for before, after, of_lanes in zip(*map(jax.tree.leaves, (pool.caches, caches, rows)), strict=True):
-        same(after, before.at[SLOTS[busy]].set(of_lanes[busy]))
+    for initial, final, of_lanes in zip(*map(jax.tree.leaves, (pool.caches, caches, rows)), strict=True):
+        same(final, initial.at[SLOTS[busy]].set(of_lanes[busy]))
     for wrong in ([10, 9, 0, 11, 1, 7, 3, 8], [10, 9, -1, 4, 1, 7, 3, 8], [10, 9, 4, 4, 1, 7, 3, 8]):
         if devices is HERE:
             with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
@@ -145,7 +142,7 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lanes_keep_their_bits(kind: str) -> None:
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = inputs(kind, 3)
     expected = kernel(kind, operands)
     lanes = range(len(POSITIONS))
@@ -192,10 +189,7 @@ def test_derivatives_are_those_of_the_plain_form(kind: str) -> None:
         return jnp.sum(jnp.tanh(out)) + sum(jnp.sum(array**2) for array in jax.tree.leaves(updated))
 
     index = operands[:3], operands.caches
-
-    def derivatives(devices: Devices, blocks: Any, *index: Any) -> Any:
-        return jax.grad(partial(loss, devices, blocks), (0, 1))(*index)
-
+    derivatives = lambda devices, blocks, *index: jax.grad(partial(loss, devices, blocks), (0, 1))(*index)
     expected = jax.jit(partial(derivatives, Devices(), 2))(*index)
     for result in (
         jax.jit(partial(derivatives, HERE, 2))(*index),
@@ -228,16 +222,8 @@ def arguments(kind: str, tokens: int = 2) -> tuple[Any, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_is_certified_and_in_place(kind: str) -> None:
     args, form = arguments(kind), partial(step, value_size=KINDS[kind][3])
-    compiled = compile_step(form, args, CONTRACTS[kind])
-    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
-    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
-    assert assumed.about.startswith(LATENT_ATTENTION if kind == "latent" else ATTENTION)
-    expected = jax.jit(form)(*args)
-    caches = jax.tree.map(jnp.array, args[0])
-    where = [array.unsafe_buffer_pointer() for array in jax.tree.leaves(caches)]
-    result = compiled(caches, *args[1:])
-    assert [array.unsafe_buffer_pointer() for array in jax.tree.leaves(result[1])] == where
-    same(result, expected)
+    target = LATENT_ATTENTION if kind == "latent" else ATTENTION
+    same(check_in_place(form, args, CONTRACTS[kind], target), jax.jit(form)(*args))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -259,12 +245,8 @@ def test_step_by_slot_is_certified_and_in_place(kind: str) -> None:
 
 def test_proof_believes_the_declaration_and_nothing_more() -> None:
     args, contract = arguments("grouped"), CONTRACTS["grouped"]
-
-    def always_busy(caches: Any, lengths: Any, rest: Any) -> Any:
-        return step(caches, jnp.maximum(lengths, 1), rest)
-
-    def other_lanes(caches: Any, lengths: Any, rest: Any) -> Any:
-        return step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
+    always_busy = lambda caches, lengths, rest: step(caches, jnp.maximum(lengths, 1), rest)
+    other_lanes = lambda caches, lengths, rest: step(caches, lengths, jax.tree.map(lambda x: x[::-1], rest))
 
     def values_for_keys(caches: Any, lengths: Any, rest: Any) -> Any:
         out, updated = step(caches[::-1], lengths, rest)
@@ -274,12 +256,7 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
         out, updated = step(caches, lengths, rest)
         return out + jnp.sum(caches[0], axis=(1, 2, 3), dtype=jnp.float32)[:, None, None, None], updated
 
-    prove_isolation(step, args, contract)
-    for wrong in (always_busy, other_lanes, values_for_keys, read_behind):
-        with pytest.raises(IsolationError):
-            prove_isolation(wrong, args, contract)
-    with pytest.raises(IsolationError, match=ATTENTION):
-        prove_isolation(step, args, replace(contract, opaque={}))
+    check_declaration(step, args, contract, ATTENTION, always_busy, other_lanes, values_for_keys, read_behind)
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

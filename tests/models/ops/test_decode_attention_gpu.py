@@ -1,4 +1,4 @@
-"""The kernel for attention of a few tokens computes what the plain form does, and keeps lanes apart."""
+"""The kernel for attention of few tokens equals the plain form and separates lanes."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -25,7 +25,7 @@ KINDS = {"grouped": (6, 2, 16, 32), "one head": (1, 1, 32, 16), "latent": (4, 1,
 def operands(
     kind: str, tokens: int, dtype: Any = jnp.float32, context: int = CONTEXT, lengths: Sequence[int] = LENGTHS
 ) -> tuple[Any, ...]:
-    """Random lanes of different lengths, behind whose last token the caches hold NaN; the first one is idle."""
+    """Random lanes of different lengths over NaN; the first is idle."""
     rng = np.random.default_rng(tokens)
     heads, kv_heads, size, value_size = KINDS[kind]
     lanes, ends = len(lengths), np.array(lengths, np.int32)
@@ -83,7 +83,7 @@ def test_rows_by_slot_give_the_same_bits(kind: str, kernels: str, platform: str)
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
-    """Parts and turns that do not divide the cache, in the kernel and in the plain form for GPUs."""
+    """Parts and turns that do not divide the cache, in kernel and plain form."""
     inputs = operands(kind, 2, context=5 * 128, lengths=(0, 3, 511, 513, 640))
     result = run(kind, inputs, kernels, "gpu")
     np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=2e-6)
@@ -91,7 +91,7 @@ def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
 
 @pytest.mark.parametrize("last", [-1, 0, 63, 64, 8191, 131071])
 def test_parts_of_a_sequence_have_equal_work(last: int) -> None:
-    """Each visited block is of one part; a short sequence has work for all parts of a long context."""
+    """Each block has one part; short sequences occupy all parts of a long context."""
     parts, block = part_count(16, 131072), 64
     assert parts == 16
     turns = [int(part_turns(jnp.int32(last), jnp.int32(part), parts, block)) for part in range(parts)]

@@ -1,4 +1,4 @@
-"""All lowerings of the row-wise expert product agree, lose no row, and keep rows apart bit for bit."""
+"""All forms of the expert product agree, lose no row, and separate rows bitwise."""
 
 from functools import partial
 
@@ -74,7 +74,7 @@ def test_narrow_weights_meet_rounded_rows_and_accumulate_in_float32(form) -> Non
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_gradients_are_those_of_the_equation(form) -> None:
-    """Gradients of rows and matrices; that of an expert without rows is zero."""
+    """Gradients of rows and matrices; an expert without rows has zero."""
     x, expert = rows(2 * BLOCK + 3)
     expert[expert == 2] = 3
     w, upward = weights(), np.random.default_rng(3).normal(size=(len(x), OUT)).astype(np.float32)
@@ -90,16 +90,13 @@ def test_gradients_are_those_of_the_equation(form) -> None:
 
 @pytest.mark.parametrize("crowded", [3, EXPERTS], ids=["one expert", "elsewhere"])
 def test_gradients_over_several_passes_and_absent_experts(crowded: int) -> None:
-    """More rows of an expert than a pass takes, and rows of none, which have no gradient."""
+    """More rows than a pass takes, and rows without an expert or gradient."""
     count = 8 * MIN_PASS_ROWS
     x, expert = rows(count)
     expert = np.where(np.arange(count) % 4 == 0, expert, crowded).astype(np.int32)
     expert[5:9] = EXPERTS
     w, upward = weights(), np.random.default_rng(3).normal(size=(count, OUT)).astype(np.float32)
-
-    def run(x, w):
-        return jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
-
+    run = lambda x, w: jnp.sum(expert_dot(x, w, expert, absent=True, devices=Devices(platform="gpu")) * upward)
     of_x, of_w = jax.jit(jax.grad(run, argnums=(0, 1)))(x, w)
     present, exact = expert < EXPERTS, np.asarray(w, np.float64)
     np.testing.assert_allclose(
@@ -137,20 +134,20 @@ def test_a_row_never_depends_on_its_neighbours(form, count: int) -> None:
 
 @pytest.mark.parametrize("count", [24, 96])
 def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
-    """The other rows keep their bits, whatever they hold. No row is multiplied by a matrix that is not its own."""
+    """Other rows keep their bits; no row meets a foreign matrix."""
     x, expert = rows(count)
-    away = np.arange(count) % 3 == 1
+    offset = np.arange(count) % 3 == 1
     complete = np.asarray(expert_dot(x, weights(), expert))
-    marked, local_rows = np.where(away, EXPERTS, expert).astype(np.int32), ~away
-    x[away] = np.nan
+    marked, local_rows = np.where(offset, EXPERTS, expert).astype(np.int32), ~offset
+    x[offset] = np.nan
     result = np.asarray(expert_dot(x, weights(), marked, absent=True))
     assert result[local_rows].tobytes() == complete[local_rows].tobytes()
-    assert result[away].tobytes() == np.zeros_like(result[away]).tobytes()
+    assert result[offset].tobytes() == np.zeros_like(result[offset]).tobytes()
     for platform in ("gpu", "tpu"):
         devices = Devices(platform=platform)
-        other = np.asarray(expert_dot(np.where(away[:, None], 0, x), weights(), marked, absent=True, devices=devices))
+        other = np.asarray(expert_dot(np.where(offset[:, None], 0, x), weights(), marked, absent=True, devices=devices))
         np.testing.assert_allclose(other[local_rows], complete[local_rows], atol=1e-5)
-        assert (other[away] == 0).all()
+        assert (other[offset] == 0).all()
 
 
 def primitives(platform: str, count: int) -> set[str]:
@@ -162,14 +159,14 @@ def primitives(platform: str, count: int) -> set[str]:
 
 @pytest.mark.parametrize("count", [1, MAX_SORTED_ROWS * EXPERTS, MAX_SORTED_ROWS * EXPERTS + 1])
 def test_only_tpus_have_a_ragged_product(count: int) -> None:
-    """XLA:GPU expands rows to all experts in it. There each of few rows reads its own matrix, and more read all."""
+    """XLA:GPU expands rows to all experts, so few rows read their own matrix."""
     result = {platform: primitives(platform, count) for platform in ("cpu", "gpu", "tpu")}
     assert {name for name, item in result.items() if "ragged_dot_general" in item} == {"tpu"}
     assert ("while" in result["gpu"]) == (count > MAX_SORTED_ROWS * EXPERTS)
 
 
 def test_rows_beyond_a_pass_keep_their_bits() -> None:
-    """Rows of an expert that has more than a pass takes, beside the same rows in one pass."""
+    """Rows beyond a pass equal the same rows in one pass."""
     count = 8 * MIN_PASS_ROWS
     x, expert = rows(count)
     spread = np.asarray(jax.jit(grouped_form)(x, weights(), expert))

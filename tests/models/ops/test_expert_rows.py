@@ -1,4 +1,4 @@
-"""The kernel for the grouped product of experts: every row meets its own, whichever rows lie beside it."""
+"""The kernel for the grouped expert product: each row meets its own expert."""
 
 from typing import Any
 
@@ -22,8 +22,7 @@ def operands(count: int, dtype: Any = jnp.float32, chosen: int | None = None) ->
     rng = np.random.default_rng(count)
     expert = rng.integers(0, EXPERTS + 1, count) if chosen is None else np.full(count, chosen)
     x = jnp.asarray(rng.normal(size=(count, WIDTH)).astype(np.float32))
-    weight = jnp.asarray(rng.normal(size=(EXPERTS, OUT, WIDTH)), dtype)
-    return x, weight, jnp.asarray(expert.astype(np.int32))
+    return x, jnp.asarray(rng.normal(size=(EXPERTS, OUT, WIDTH)), dtype), jnp.asarray(expert.astype(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_every_row_meets_its_own_expert(count: int, dtype: Any, chosen: int | No
 
 
 def test_rows_keep_their_bits() -> None:
-    """NaN in every other row, or in the matrix of an expert, reaches no row of another one."""
+    """NaN in other rows or another expert's matrix reaches no row."""
     x, weight, expert = operands(60)
     expected = np.asarray(run(x, weight, expert))
     result = np.asarray(run(x.at[::2].set(jnp.nan), weight, expert))
@@ -57,7 +56,7 @@ def test_rows_keep_their_bits() -> None:
     ids=str,
 )
 def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, dtype: str) -> None:
-    """Rows of absent experts are zero, and NaN in every other row reaches no row beside it."""
+    """Rows of absent experts are zero; NaN in other rows stays there."""
     weight, devices = weight_of((EXPERTS, OUT, 96), groups, form, dtype), Devices(platform="gpu", kernels="interpret")
     expert = operands(37)[2]
     x = jnp.asarray(np.random.default_rng(1).normal(size=(37, 96)), jnp.float32)

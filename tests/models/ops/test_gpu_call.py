@@ -1,4 +1,4 @@
-"""Limits of kernels for GPUs: shared memory of the card that is traced for, and arrays whose offsets wrap."""
+"""Limits of GPU kernels: the card's shared memory, and wrapping array offsets."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def test_shared_memory_is_that_of_the_target(name: str) -> None:
 
 
 def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
-    """Requests that XLA reported for 64 rows of 128, float32: 188,416 bytes with 64 positions, loaded twice ahead."""
+    """XLA reported 188,416 bytes for 64 rows of 128, float32, 64 positions, two loads ahead."""
     sizes = {}
     for name in ("nvidia-l4", "nvidia-a100", "nvidia-h100"):
         with read_target(name).tracing():
@@ -31,27 +31,29 @@ def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
     assert sizes["nvidia-l4"] in [(16, 2), (16, 1)]
 
 
-@pytest.mark.parametrize(("name", "taken"), [("nvidia-l4", False), ("nvidia-rtx4090", False), ("nvidia-h100", True)])
-def test_queries_that_do_not_fit_are_left_to_the_plain_form(name: str, taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "supported"), [("nvidia-l4", False), ("nvidia-rtx4090", False), ("nvidia-h100", True)]
+)
+def test_queries_that_do_not_fit_are_left_to_the_plain_form(name: str, supported: bool) -> None:
     query = jax.ShapeDtypeStruct((8, 1, 32, 576), jnp.float32)
     key = jax.ShapeDtypeStruct((8, 1, 1024, 576), jnp.bfloat16)
     with read_target(name).tracing():
-        assert (ATTENTION.unsupported(query, key, None, 512) is None) == taken
+        assert (ATTENTION.unsupported(query, key, None, 512) is None) == supported
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "taken"), [("nvidia-b200", 64, False), ("nvidia-b200", 32, True), ("nvidia-h100", 64, True)]
+    ("name", "rows", "supported"), [("nvidia-b200", 64, False), ("nvidia-b200", 32, True), ("nvidia-h100", 64, True)]
 )
-def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, taken: bool) -> None:
+def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, supported: bool) -> None:
     """XLA for a B200 asks for 560 of 512 columns with 64 rows of 256."""
     query = jax.ShapeDtypeStruct((2, 1, rows, 256), jnp.float32)
     cache = jax.ShapeDtypeStruct((2, 1, 512, 256), jnp.bfloat16)
     with read_target(name).tracing():
-        assert (ATTENTION.unsupported(query, cache, cache, 256) is None) == taken
+        assert (ATTENTION.unsupported(query, cache, cache, 256) is None) == supported
 
 
 @pytest.mark.parametrize(
-    ("numbers", "dtype", "taken"),
+    ("numbers", "dtype", "supported"),
     [
         (1 << 31, np.int8, True),
         ((1 << 31) + 16, np.int8, False),
@@ -60,10 +62,12 @@ def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, tak
         ((1 << 31) + 16, jnp.bfloat16, True),
     ],
 )
-def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, taken: bool) -> None:
+def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, supported: bool) -> None:
     array = jax.ShapeDtypeStruct((numbers // 16, 16), dtype)
     for platforms in (("gpu",), ("cpu",)):
         kernel = Kernel("a_kernel", platforms, lambda array: None)
-        assert kernel.chosen(Devices(platform=platforms[0], kernels="auto"), array) == (taken or platforms == ("cpu",))
+        assert kernel.chosen(Devices(platform=platforms[0], kernels="auto"), array) == (
+            supported or platforms == ("cpu",)
+        )
     gpu, rows = Devices(platform="gpu", kernels="auto"), jax.ShapeDtypeStruct((16, 16), jnp.float32)
-    assert not PRODUCT.chosen(gpu, rows, array) or taken
+    assert not PRODUCT.chosen(gpu, rows, array) or supported

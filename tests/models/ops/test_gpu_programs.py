@@ -70,12 +70,9 @@ def test_rows_are_not_expanded_to_all_experts(rows: int) -> None:
 
 
 def test_gradients_do_not_expand_rows_to_all_experts() -> None:
-    """That of `ragged_dot` takes six times the bytes of the matrices' gradient."""
+    """`ragged_dot`'s gradient takes six times the bytes of the matrices' gradient."""
     rows, experts, out, inputs = 1024, 64, 256, 512
-
-    def run(x, weight, expert):
-        return jnp.sum(expert_dot(x, weight, expert, devices=GPU))
-
+    run = lambda x, weight, expert: jnp.sum(expert_dot(x, weight, expert, devices=GPU))
     weight = array(experts, out, inputs, dtype=BF16)
     gradient = jax.grad(run, argnums=(0, 1))
     scratch, _ = compiled(gradient, array(rows, inputs), weight, array(rows, dtype=I32))
@@ -155,13 +152,8 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
     """Shapes that ask for the most: latent keys, 64 query rows of 256, experts in float32."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
-
-    def latent(query, key, index, valid):
-        return attend(query, KVCache(key, None), index, valid, 4, 512, devices=GPU)
-
-    def wide(query, key, value, index, valid):
-        return attend(query, KVCache(key, value), index, valid, 4, devices=GPU)
-
+    latent = lambda query, key, index, valid: attend(query, KVCache(key, None), index, valid, 4, 512, devices=GPU)
+    wide = lambda query, key, value, index, valid: attend(query, KVCache(key, value), index, valid, 4, devices=GPU)
     index, valid, wide_rows = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_), (lanes, 2, context, 256)
     cases = {
         "latent": (latent, array(lanes, 1, 32, 576), array(lanes, 1, context, 576, dtype=BF16), index, valid),

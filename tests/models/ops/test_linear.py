@@ -48,7 +48,7 @@ def test_a_single_output_is_a_sum_on_gpus(dtype: DTypeLike) -> None:
 
 
 def test_few_rows_of_a_narrow_weight_are_multiplied_from_the_left() -> None:
-    """Or XLA:CPU would read the weight more slowly, or convert it to float32 in every step."""
+    """Otherwise XLA:CPU reads the weight slowly or converts it in every step."""
     weights = jnp.zeros((96, 64), jnp.bfloat16), jnp.zeros((64, 96), jnp.bfloat16)
     plain = jax.jit(
         lambda x, w: jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
@@ -113,7 +113,7 @@ class Scaled(LinearWeight):
 
 
 def test_a_weight_that_knows_its_product_stands_in_the_place_of_an_array() -> None:
-    """The weight as an argument of a jitted function and as a parameter of a layer, with the plain array's numbers."""
+    """Such a weight works as a jit argument and as a layer parameter."""
     rng = np.random.default_rng(0)
     stored = Scaled(jnp.asarray(rng.integers(-9, 9, (6, 5)), jnp.int8), jnp.asarray(rng.normal(size=6), jnp.float32))
     plain, x = stored.astype(jnp.float32), jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32)

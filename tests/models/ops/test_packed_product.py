@@ -1,4 +1,4 @@
-"""The kernels for rows x packed weights on CPUs: the bits of the row product with the unpacked weight."""
+"""CPU kernels for packed weights give the row product's bits with unpacked weights."""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def rows(count: int, inputs: int) -> jax.Array:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_bits_of_the_unpacked_weight(form: Form, instructions: str, dtype: str) -> None:
-    """Groups that fill no vector, a whole row, more than a stack holds; outputs that fill no tile; 70 rows."""
+    """Groups below a vector, whole rows, beyond a stack; partial tiles; 70 rows."""
     sizes = ((768, 6, 40, 1), (160, 10, 17, 5), (66, 3, 9, 64), (96, 1, 300, 70), (224, 7, 31, 2), (32800, 2050, 8, 1))
     for inputs, groups, outputs, count in sizes:
         weight = weight_of((outputs, inputs), groups, form, dtype, "float16" if count == 5 else "bfloat16")
@@ -74,7 +74,7 @@ def test_bits_of_the_unpacked_weight(form: Form, instructions: str, dtype: str) 
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code(kind: Codes, instructions: str) -> None:
-    """A row for each code, whose number is the product with one; scales of float32."""
+    """One row per code shows its number times one; float32 scales."""
     if kind in TWO_IN_A_BYTE:
         codes = np.repeat(np.arange(16, dtype=np.uint8) * 17, 8).reshape(16, 8)
     else:
@@ -90,7 +90,7 @@ def test_every_code(kind: Codes, instructions: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
-    """The same bits at any place, also beside rows of NaN and infinities."""
+    """The same bits at any place, also next to rows of NaN and infinities."""
     weight, instructions = weight_of((40, 96), 3, form), instruction_sets()[-1]
     x = rows(MAX_ROWS, 96)
     single = np.concatenate([product(x[i : i + 1], weight, instructions) for i in range(MAX_ROWS)])
@@ -107,7 +107,7 @@ def test_a_row_has_the_bits_that_it_has_alone(form: Form) -> None:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_rows_of_zeros_give_zeros_and_change_no_other_row(form: Form, instructions: str) -> None:
-    """Rows straight from the codes, and more rows, for which the codes are unpacked."""
+    """Few rows use the codes directly, more rows unpacked codes."""
     weight = weight_of((40, 96), 3, form)
     for count in (40, 150):
         x, place = rows(count, 96), np.arange(count)
@@ -120,7 +120,7 @@ def test_rows_of_zeros_give_zeros_and_change_no_other_row(form: Form, instructio
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_experts(form: Form) -> None:
-    """Each row has the bits of the product with its own expert's matrix; a row of no expert is NaN."""
+    """Each row has its expert's bits; a row without expert is NaN."""
     weight, instructions = weight_of((5, 40, 96), 3, form), instruction_sets()[-1]
     for count in (1, 4, 50):
         x = rows(count, 96)
@@ -187,10 +187,10 @@ def test_proof_believes_the_declaration_and_nothing_more() -> None:
     assert any(statement.about.startswith("packed_product") for statement in proof.assumed), proof.assumed
     with pytest.raises(IsolationError):
         prove_isolation(lambda x, w: linear(x[::-1], w, HERE), (x, weight), contract)
-    many = weight_of((3, 16, 32), 1, ("int8", False, False))
-    contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), many), Lane()), outputs=Lane())
+    count = weight_of((3, 16, 32), 1, ("int8", False, False))
+    contract = LaneContract(inputs=(Lane(), jax.tree.map(lambda _: Shared(), count), Lane()), outputs=Lane())
     ids = jnp.zeros(4, jnp.int32)
-    proof = prove_isolation(lambda x, w, e: experts_product(x, w, e, False, HERE), (x, many, ids), contract)
+    proof = prove_isolation(lambda x, w, e: experts_product(x, w, e, False, HERE), (x, count, ids), contract)
     assert any(statement.about.startswith("packed_expert_product") for statement in proof.assumed), proof.assumed
     with pytest.raises(IsolationError):
-        prove_isolation(lambda x, w, e: experts_product(x, w, e[::-1], False, HERE), (x, many, ids), contract)
+        prove_isolation(lambda x, w, e: experts_product(x, w, e[::-1], False, HERE), (x, count, ids), contract)

@@ -1,4 +1,4 @@
-"""The kernel for rows x weight on CPUs, as XLA calls it: the product of `dot`, row by row, in every instruction set."""
+"""The CPU kernel for rows x weight under XLA equals `dot` row by row."""
 
 import subprocess
 import sys
@@ -66,7 +66,7 @@ def test_product_is_that_of_float64(instructions: str, dtype: str):
 
 
 def manual_of_tiles(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return what Intel's manual says that TDPBF16PS computes, 32 numbers at a time, float32.
+    """Return TDPBF16PS as in Intel's manual, 32 numbers at a time, float32.
 
     The products at even places are added one after the other, and so are those at odd places; then both sums are added
     to the result. A product of two bfloat16 numbers and its sum with a float32 of a like size are exact in float64.
@@ -107,8 +107,8 @@ def test_linear_calls_the_kernel_where_it_is_chosen():
 def test_the_limit_of_rows_depends_on_instructions_and_dtype(instructions: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for dtype in ("bfloat16", "float32"):
-        many = instructions == "amx" and dtype == "bfloat16"
-        for rows, accepted in ((0, False), (1, True), (MAX_ROWS, True), (MAX_ROWS + 1, many), (4096, many)):
+        count = instructions == "amx" and dtype == "bfloat16"
+        for rows, accepted in ((0, False), (1, True), (MAX_ROWS, True), (MAX_ROWS + 1, count), (4096, count)):
             assert (unsupported_rows(rows, dtype) is None) == accepted, (rows, dtype)
 
 
@@ -131,7 +131,7 @@ def test_a_row_among_many_has_the_bits_that_it_has_alone(instructions: str, dtyp
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_rows_of_zeros_give_zeros_and_change_no_other_row(instructions: str, dtype: str):
-    """Zeros in whole tiles of rows, in parts of tiles and everywhere, as in padding and idle lanes."""
+    """Zeros in whole or partial tiles and everywhere, as in padding and idle lanes."""
     x, weight = operands(150, 96, 40, dtype)
     weight = weight.at[3, 5].set(jnp.inf).at[4, 6].set(jnp.nan)
     expected = np.asarray(row_product(x, weight, instructions=instructions))
@@ -144,10 +144,7 @@ def test_rows_of_zeros_give_zeros_and_change_no_other_row(instructions: str, dty
 
 def test_derivatives_are_those_of_the_reference():
     x, weight = operands(3, 32, 16, "float32")
-
-    def loss(product, x, weight):
-        return jnp.sum(jnp.tanh(product(x, weight)))
-
+    loss = lambda product, x, weight: jnp.sum(jnp.tanh(product(x, weight)))
     actual = jax.grad(lambda x, w: loss(lambda x, w: linear(x, w, HERE), x, w), (0, 1))(x, weight)
     expected = jax.grad(lambda x, w: loss(dot, x, w), (0, 1))(x, weight)
     for item, other in zip(actual, expected, strict=True):

@@ -1,4 +1,4 @@
-"""The kernel for products of few rows computes what the plain form does, and keeps rows apart."""
+"""The kernel for products of few rows equals the plain form and separates rows."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def gated(x: Any, gate: Any, up: Any, kernels: str = "interpret") -> Any:
 
 
 def test_gate_and_up_are_one_kernel() -> None:
-    """One kernel that rounds its result as the next product does, and is proved with the activation inside."""
+    """One kernel with the next product's rounding is proved with its activation."""
     x, gate = operands(32, 40, 48)
     up = jnp.flip(gate, axis=0)
     (result,), (expected,) = (
@@ -94,7 +94,7 @@ def rows(*shape: int) -> jax.Array:
 def test_packed_weights_have_the_bits_of_their_numbers(
     count: int, outputs: int, inputs: int, groups: int, scales: str, form: Form
 ) -> None:
-    """A group of one turn, several groups of a turn, a group that is a row; outputs that fill no tile."""
+    """Groups of one, several or part of a turn; outputs with partial tiles."""
     weight, x = weight_of((outputs, inputs), groups, form, scales=scales), rows(count, inputs)
     (result,) = jax.jit(step)(x, weight)
     expected = jax.jit(lambda x, weight: row_product(x, [weight.numbers()], interpret=True))(x, weight)
@@ -104,19 +104,19 @@ def test_packed_weights_have_the_bits_of_their_numbers(
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[3]], ids=str)
 def test_groups_that_tiles_do_not_hold(form: Form) -> None:
-    """A group of 48 columns takes three turns of 16; a plain weight takes larger ones, so that sums differ in order."""
+    """A group of 48 takes three turns of 16; plain weights sum in another order."""
     weight, x = weight_of((40, 192), 4, form), rows(3, 192)
     (result,), (expected,) = jax.jit(step)(x, weight), run(x, numbers(weight), kernels="off")
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5 * float(jnp.abs(expected).max()))
 
 
 LANES = ((3, 5), (20, 5), (3, 70), (2, 300), (1, 200))
-"""Lanes and tokens: in one tile, several lanes in a tile, lanes in tiles of their own, some of them in several."""
+"""Lanes and tokens: in one tile, several lanes in a tile, lanes in their own tiles, some of them in several."""
 
 
 @pytest.mark.parametrize("lanes", LANES, ids=str)
 def test_prompts_of_packed_weights(lanes: tuple[int, int]) -> None:
-    """Each row has the numbers that it has in its place of any other batch, and NaN in a lane stays there."""
+    """Rows have equal numbers in any batch place, and NaN stays in its lane."""
     weight, x = weight_of((40, 64), 2, ("int4", False, True)), rows(*lanes, 64)
     (result,) = jax.jit(step)(x, weight)
     expected = np.asarray(run(x, numbers(weight), kernels="off")[0])
@@ -128,35 +128,30 @@ def test_prompts_of_packed_weights(lanes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("lanes", LANES, ids=str)
 def test_prompts_of_packed_weights_are_proved(lanes: tuple[int, int]) -> None:
-    """Tiles that several lanes share are proved too; no tile has a part of a lane beside another lane."""
+    """Tiles shared by lanes are proved; no tile mixes lanes."""
     weight = weight_of((40, 64), 2, ("int4", False, True))
     proof = prove_isolation(step, (rows(*lanes, 64), weight), LaneContract((Lane(), Shared()), (Lane(),)))
     assert [note.about.startswith(KERNEL.name) for note in proof.notes if note.id == Note.KERNEL_READ.value] == [True]
 
 
 def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
-    """Each of its own form, and one of them plain."""
+    """Each of its own form, and a plain one."""
     x, up = rows(32, 64), weight_of((40, 64), 4, ("e2m1", True, False))
     for gate in (weight_of((40, 64), 1, ("int8", False, False)), numbers(up)):
         expected = silu_gated(*(row_product(x, [item], interpret=True) for item in (gate, up)))
-        traced = jax.make_jaxpr(gated)(x, gate, up)
-        assert str(traced).count("pallas_call") == 1
+        assert str(jax.make_jaxpr(gated)(x, gate, up)).count("pallas_call") == 1
         np.testing.assert_array_equal(jax.jit(gated)(x, gate, up)[0], expected.astype(jnp.bfloat16).astype(jnp.float32))
 
 
-@pytest.mark.parametrize(
-    ("weight", "taken"),
-    [
-        (weight_of((16, 64), 4, ("int4", False, True)), True),
-        (weight_of((16, 64), 8, ("int4", False, True)), True),
-        (weight_of((16, 160), 4, ("int8", False, False)), False),
-        (weight_of((16, 64), 4, ("int8", False, False), "float32"), False),
-        (weight_of((16, 72), 1, ("int8", False, False)), False),
-    ],
-    ids=["groups of 16", "groups of 8", "groups of 40", "float32", "rows of 72"],
-)
-def test_which_packed_weights_are_taken(weight: QuantisedWeight, taken: bool) -> None:
-    assert (KERNEL.unsupported(jnp.zeros((1, weight.inputs)), weight) is None) == taken
+@pytest.mark.parametrize(("weight", "supported"), [
+    (weight_of((16, 64), 4, ("int4", False, True)), True),
+    (weight_of((16, 64), 8, ("int4", False, True)), True),
+    (weight_of((16, 160), 4, ("int8", False, False)), False),
+    (weight_of((16, 64), 4, ("int8", False, False), "float32"), False),
+    (weight_of((16, 72), 1, ("int8", False, False)), False),
+], ids=["groups of 16", "groups of 8", "groups of 40", "float32", "rows of 72"])  # fmt: skip
+def test_which_packed_weights_are_taken(weight: QuantisedWeight, supported: bool) -> None:
+    assert (KERNEL.unsupported(jnp.zeros((1, weight.inputs)), weight) is None) == supported
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""XLA's programs for a TPU of the operations that have a kernel there: in place, nothing copied; no TPU is needed."""
+"""XLA's TPU programs of operations with kernels: in place, without copies."""
 
 import re
 from collections.abc import Callable
@@ -27,12 +27,10 @@ FORMS: dict[str, tuple[Callable[..., Any], int, int, int]] = {
 
 
 def program(form: str, keys: int = KEYS, slots: bool = False) -> tuple[str, tuple[int, ...]]:
-    """Return the scheduled program of a step for a TPU v5e, and the shape of its states."""
+    """Return the scheduled program of a step for a TPU v5e, and its states' shape."""
     step, heads, key_heads, values = FORMS[form]
     place = jax.sharding.SingleDeviceSharding(read_target("tpu-v5e").devices[0])
-
-    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    array = lambda *shape, dtype=jnp.float32: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
     def run(state: Any, key: Any, value: Any, decay: Any, beta: Any, valid: Any, slots: Any) -> Any:
         inputs = RecurrenceInputs(key, key, value, decay, state, valid, valid[:, 0], beta, TPU, slots)

@@ -1,4 +1,4 @@
-"""Tensor and expert parallel models compute what the whole model computes: every family, all kinds of meshes."""
+"""Tensor and expert parallel models compute the whole model: every family and mesh."""
 
 import functools
 import re
@@ -81,7 +81,7 @@ def alone(name: str, head: bool) -> tuple[Tiny, Decoder, Steps]:
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "axes"), sorted(MESHES), ids=str)
 def test_shards_compute_what_the_whole_model_computes(name: str, axes: Axes) -> None:
-    """Hidden states, logits and states after a prompt in two pieces, a token, and drafts of which some count."""
+    """Hidden states, logits and states after a two-part prompt, a token, and drafts."""
     model, full, expected = alone(name, False)
     check_equal(on_devices(full, model, axes), expected, TOLERANCES[model.family.name])
 
@@ -112,7 +112,7 @@ def test_shards_compute_a_token() -> None:
     ],
 )
 def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[[ShardedDim], ShardedDim]) -> None:
-    """The mistakes that `ShardedDim` prevents: every shape is right, but devices hold rows of other heads."""
+    """Right shapes with rows of other heads: the mistakes that `ShardedDim` prevents."""
     model = tiny(name, **CASES[name])
     full = random_model(model)
     expected, tolerance = on_one_device(full, one_token), TOLERANCES[model.family.name]

@@ -1,4 +1,4 @@
-"""The computed size of a state is that of its arrays."""
+"""A state's computed size equals its arrays' size."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from models.state.state import cache_positions, state_array
 @pytest.mark.parametrize("name", ["falcon_base", "ling_base", "lfm2_base"])
 @pytest.mark.parametrize("context", [1, 513])
 def test_size_of_a_state(name: str, context: int) -> None:
-    """Attention beside a recurrence, compressed keys, convolution inputs alone."""
+    """Attention next to a recurrence, compressed keys, convolution inputs alone."""
     config = {"model_type": variant(name).family, **variant(name).text}
     family = family_of(config)
     model = nnx.eval_shape(lambda: family.build(family.read_config(config), nnx.Rngs(0)))

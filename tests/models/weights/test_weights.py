@@ -1,4 +1,4 @@
-"""Parameters and checkpoint tensors: every parameter is described once, and built as the layout of the file says."""
+"""Parameters and checkpoint tensors: one description each, built by the file's layout."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 
 
 def tiny(family: str, ratio: int, tied: bool = False) -> dict[str, Any]:
-    """A config whose sizes are all different, so that no two dimensions can be confused."""
+    """A config with all sizes different, so that dimensions cannot be confused."""
     return {
         "model_type": family,
         "vocab_size": 41,
@@ -92,7 +92,7 @@ def test_every_option_builds_the_shape_it_says(name: str, ratio: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_those_of_the_files_that_transformers_wrote(name: str) -> None:
-    """Every tensor of the file is needed, skipped or, where two layouts exist, of one of them; none is missing."""
+    """Every tensor is needed, skipped, or of one of two layouts; none is missing."""
     config = json.loads((GOLDEN / name / "config.json").read_text())
     stored: dict[str, tuple[int, ...]] = {}
     for file in (GOLDEN / name).glob("*.safetensors"):
@@ -103,13 +103,13 @@ def test_names_are_those_of_the_files_that_transformers_wrote(name: str) -> None
     if "mtp.fc.weight" in stored:
         families.append(with_head(config))
     for family in families:
-        kept = {family.canonical(name): shape for name, shape in stored.items() if not family.skips(name)}
+        saved = {family.canonical(name): shape for name, shape in stored.items() if not family.skips(name)}
         used: set[str] = set()
         for weight in described(family, config).values():
-            (source,) = [option for option in weight.options if option.shapes.items() <= kept.items()]
-            assert {name: kept[name] for name in source.shapes} == source.shapes
+            (source,) = [option for option in weight.options if option.shapes.items() <= saved.items()]
+            assert {name: saved[name] for name in source.shapes} == source.shapes
             used |= source.shapes.keys()
-        assert used == kept.keys()
+        assert used == saved.keys()
 
 
 @pytest.mark.parametrize("ratio", [1, 2, 4])
@@ -149,8 +149,7 @@ def test_fused_projections_are_grouped_by_key_head(ratio: int) -> None:
         "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
         "in_proj_ba": ("in_proj_b", "in_proj_a"),
     }.items():
-        everything = np.concatenate([index[part] for part in parts])
-        assert sorted(everything) == list(range(len(files[fused])))
+        assert sorted(np.concatenate([index[part] for part in parts])) == list(range(len(files[fused])))
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe"])
@@ -159,7 +158,7 @@ def test_both_layouts_of_experts_are_the_same_parameters(name: str) -> None:
     rng = np.random.default_rng(0)
     weights = described(family_of(config), config)
     (moe,) = {forward for _, forward in family_of(config).read_config(config).layers if isinstance(forward, MoeConfig)}
-    at = ("layers", 2, "branches", 1, "inner")
+    index = ("layers", 2, "branches", 1, "inner")
     prefix = "model.layers.2.mlp.experts"
     single = {
         f"{prefix}.{expert}.{part}_proj.weight": rng.normal(size=(10, moe.width) if part == "down" else (moe.width, 10))
@@ -172,8 +171,8 @@ def test_both_layouts_of_experts_are_the_same_parameters(name: str) -> None:
     )
     fused = {f"{prefix}.gate_up_proj": np.concatenate([gates, ups], axis=1), f"{prefix}.down_proj": downs}
     for parameter in ("gate_up_proj", "down_proj"):
-        whole, parts = weights[(*at, parameter)].options
-        assert whole == WeightSource({f"{prefix}.{parameter}": fused[f"{prefix}.{parameter}"].shape})
+        full, parts = weights[(*index, parameter)].options
+        assert full == WeightSource({f"{prefix}.{parameter}": fused[f"{prefix}.{parameter}"].shape})
         assert {name: single[name].shape for name in parts.shapes} == parts.shapes
         expected = fused[f"{prefix}.{parameter}"]
         np.testing.assert_array_equal(made(parts, expected.shape, single), expected)
@@ -203,7 +202,7 @@ def test_stacked_keeps_the_order_and_the_dtype() -> None:
 
 
 def test_a_window_is_made_of_the_tensors_inside_it() -> None:
-    """A window of three experts with two matrices each: rows 1 to 2 and the last columns of the last two experts."""
+    """A window of three experts: rows 1 to 2, and the last columns of two."""
     source = stacked([[f"{e}.a", f"{e}.b"] for e in range(3)], (2, 3))
     pieces = list(source.pieces((slice(1, 3), slice(1, 3), slice(2, None)), (3, 4, 3)))
     assert [piece.name for piece in pieces] == ["1.a", "1.b", "2.a", "2.b"]
@@ -235,9 +234,9 @@ def test_skipped_names(name: str) -> None:
     for skipped in ("mtp.fc.weight", "mtp.layers.0.self_attn.q_norm.weight", "model.visual.blocks.0.norm1.weight",
                     "visual.patch_embed.proj.bias", "model.mtp.norm.weight"):  # fmt: skip
         assert family.skips(skipped)
-    for kept in ("model.norm.weight", "model.language_model.norm.weight", "lm_head.weight", "mtp", "mtpx.weight",
+    for saved in ("model.norm.weight", "model.language_model.norm.weight", "lm_head.weight", "mtp", "mtpx.weight",
                  "model.layers.0.mtp.weight", "model.visualizer.weight"):  # fmt: skip
-        assert not family.skips(kept)
+        assert not family.skips(saved)
 
 
 @pytest.mark.parametrize(

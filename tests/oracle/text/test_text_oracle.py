@@ -1,4 +1,4 @@
-"""Ids of texts and of chats are those of transformers for the same folder, whichever files say what."""
+"""Ids of texts and chats equal transformers' for any combination of files."""
 
 import json
 import random
@@ -30,11 +30,11 @@ ROLE = {"content": "<new>", "lstrip": True, "rstrip": False, "normalized": False
 
 def backend() -> tokenizers.Tokenizer:
     """A byte-level tokenizer, as the families have."""
-    found = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(ALPHABET)}, []))
-    found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    found.add_special_tokens([AddedToken(token, special=True) for token in MARKERS[:4]])
-    found.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS[4:6]])
-    return found
+    tokenizer = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(ALPHABET)}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in MARKERS[:4]])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKERS[4:6]])
+    return tokenizer
 
 
 def folder(path: Path, files: dict[str, Any]) -> Path:
@@ -52,9 +52,9 @@ def folder(path: Path, files: dict[str, Any]) -> Path:
 def both(path: Path) -> tuple[Tokenizer, Any]:
     from transformers import AutoTokenizer
 
-    ours = Tokenizer.from_dir(path)
-    assert ours is not None
-    return ours, AutoTokenizer.from_pretrained(path)
+    tokenizer = Tokenizer.from_dir(path)
+    assert tokenizer is not None
+    return tokenizer, AutoTokenizer.from_pretrained(path)
 
 
 SIZE = 256 + 6
@@ -120,14 +120,14 @@ FOLDERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_special_tokens_of_every_file(tmp_path: Path, name: str) -> None:
-    ours, theirs = both(folder(tmp_path, FOLDERS[name]))
-    assert ours.special_tokens == theirs.special_tokens_map
-    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    actual, reference = both(folder(tmp_path, FOLDERS[name]))
+    assert actual.special_tokens == reference.special_tokens_map
+    assert (actual.bos_token_id, actual.eos_token_id) == (reference.bos_token_id, reference.eos_token_id)
     for text in SAMPLES:
-        ids = theirs(text)["input_ids"]
-        assert ours.encode(text) == ids
+        ids = reference(text)["input_ids"]
+        assert actual.encode(text) == ids
         for skip in (False, True):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+            assert actual.decode(ids, skip_special_tokens=skip) == reference.decode(ids, skip_special_tokens=skip)
 
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -149,10 +149,10 @@ SOURCES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("tools", [None, [], [{"type": "function", "function": {"name": "f"}}]])
 def test_templates_of_every_file(tmp_path: Path, name: str, tools: Any) -> None:
-    ours, theirs = both(folder(tmp_path, SOURCES[name]))
+    actual, ref = both(folder(tmp_path, SOURCES[name]))
     for chosen in (None, "rag", "{{ messages[0].role }}"):
-        got = outcome(lambda: ours.apply_chat_template(CHAT, chat_template=chosen, tools=tools))  # noqa: B023
-        want = outcome(lambda: theirs.apply_chat_template(CHAT, chat_template=chosen, tools=tools, tokenize=False))  # noqa: B023
+        got = outcome(lambda: actual.apply_chat_template(CHAT, chat_template=chosen, tools=tools))  # noqa: B023
+        want = outcome(lambda: ref.apply_chat_template(CHAT, chat_template=chosen, tools=tools, tokenize=False))  # noqa: B023
         # With one template, transformers takes a name that it does not know for the template itself.
         if want != "rag":
             assert got == want
@@ -183,9 +183,7 @@ WORDS = [
 def conversation(rng: random.Random) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return messages and template variables as clients send them."""
 
-    def text() -> str:
-        return " ".join(rng.choices(WORDS, k=rng.randint(1, 3)))
-
+    text = lambda: " ".join(rng.choices(WORDS, k=rng.randint(1, 3)))
     parts = rng.random() < 0.3
 
     def content() -> Any:
@@ -244,36 +242,36 @@ def test_chats_have_the_ids_of_transformers(tmp_path: Path, family: str) -> None
     """Four hundred conversations for each template; where transformers gives none, ours is looked at below."""
     config = {"bos_token": "<|bos|>", "eos_token": "<|im_end|>", "extra_special_tokens": ["<tool_call>"]}
     files = {"chat_template.jinja": TEMPLATES[family], "tokenizer_config.json": config}
-    ours, theirs = both(folder(tmp_path, files))
-    rng, same = random.Random(family), 0
+    actual, reference = both(folder(tmp_path, files))
+    rng, equal = random.Random(family), 0
     for _ in range(400):
         messages, variables = conversation(rng)
-        given = json.dumps(messages)
+        text = json.dumps(messages)
         want = outcome(
-            lambda: theirs.apply_chat_template(messages, return_dict=False, **variables)  # noqa: B023
+            lambda: reference.apply_chat_template(messages, return_dict=False, **variables)  # noqa: B023
         )
-        got = outcome(lambda: ours.encode_chat(messages, **variables))  # noqa: B023
-        assert json.dumps(messages) == given
+        got = outcome(lambda: actual.encode_chat(messages, **variables))  # noqa: B023
+        assert json.dumps(messages) == text
         # Where a template writes a list as Python does, ours joins its parts.
-        if want is not None and "{'type': 'text'" not in theirs.decode(want):
+        if want is not None and "{'type': 'text'" not in reference.decode(want):
             if got != want:
-                assert _strings_are_lost(theirs, messages, variables, want), (messages, variables)
+                assert _strings_are_lost(reference, messages, variables, want), (messages, variables)
             else:
-                same += 1
-    assert same >= 100
+                equal += 1
+    assert equal >= 100
 
 
-def _strings_are_lost(theirs: Any, messages: list[dict[str, Any]], variables: dict[str, Any], ids: list[int]) -> bool:
+def _strings_are_lost(ref: Any, messages: list[dict[str, Any]], variables: dict[str, Any], ids: list[int]) -> bool:
     """Whether the template leaves out arguments that are texts, so that ours passes objects."""
-    text, found = theirs.decode(ids), False
+    text, result = ref.decode(ids), False
     for message in messages:
         for call in message.get("tool_calls") or ():
             arguments = call.get("function", call)["arguments"]
             if isinstance(arguments, str):
-                found = True
+                result = True
                 if arguments in text or json.dumps(arguments, ensure_ascii=False) in text:
                     return False
-    return found
+    return result
 
 
 def test_what_transformers_cannot_render(tmp_path: Path) -> None:

@@ -26,12 +26,12 @@ PARTS = [
 
 
 def ranks_of(rng: random.Random, size: int) -> list[bytes]:
-    """Learn byte pairs from a text; which of the frequent ones comes first is chance."""
+    """Learn byte pairs from a text, in random order among frequent pairs."""
     ranks = [bytes([byte]) for byte in range(256)]
     rng.shuffle(ranks)
     words = [[bytes([byte]) for byte in word.encode()] for word in PATTERN.findall(TEXT)]
     while len(ranks) < size:
-        counts = Counter(one + two for word in words for one, two in pairwise(word))
+        counts = Counter(first + second for word in words for first, second in pairwise(word))
         if not counts:
             break
         ranks.append(rng.choice([pair for pair, _ in counts.most_common(5)]))
@@ -56,10 +56,10 @@ def encoded(ranks: dict[bytes, int], special: dict[str, int], text: str) -> list
             if word.encode() in ranks:
                 tokens = [word.encode()]
             while True:
-                found = [(ranks[one + two], i) for i, (one, two) in enumerate(pairwise(tokens)) if one + two in ranks]
-                if not found:
+                out = [(ranks[first + s], i) for i, (first, s) in enumerate(pairwise(tokens)) if first + s in ranks]
+                if not out:
                     break
-                place = min(found)[1]
+                place = min(out)[1]
                 tokens[place : place + 2] = [tokens[place] + tokens[place + 1]]
             ids += [ranks[token] for token in tokens]
     return ids
@@ -87,9 +87,9 @@ def write_kimi(path: Path, ranks: list[bytes]) -> dict[str, int]:
 
 
 def load(path: Path) -> Tokenizer:
-    found = Tokenizer.from_dir(path)
-    assert found is not None
-    return found
+    tokenizer = Tokenizer.from_dir(path)
+    assert tokenizer is not None
+    return tokenizer
 
 
 @pytest.mark.parametrize("size", [256, 300, 420])
@@ -97,15 +97,15 @@ def test_ids_are_those_of_the_ranks(tmp_path: Path, size: int) -> None:
     rng = random.Random(size)
     ranks = ranks_of(rng, size)
     special = write_kimi(tmp_path, ranks)
-    ours, known = load(tmp_path), {token: rank for rank, token in enumerate(ranks)}
-    assert ours.vocab_size == len(ranks) + RESERVED and ours.eos_token_id == special["[EOS]"]
+    actual, table = load(tmp_path), {token: rank for rank, token in enumerate(ranks)}
+    assert actual.vocab_size == len(ranks) + RESERVED and actual.eos_token_id == special["[EOS]"]
     for _ in range(400):
         text = "".join(rng.choices(PARTS, k=rng.randint(1, 12))).replace("{}", str(len(ranks) + 5))
         text += "".join(chr(rng.randint(1, 0xD7FF)) for _ in range(rng.randint(0, 4)))
-        ids = encoded(known, special, text)
-        assert ours.encode(text) == ours.encode(text, add_special_tokens=False) == ids, text
-        assert ours.decode(ids, skip_special_tokens=False) == text
-    skipped = {token for token in special if special[token] in ours.skipped()}
+        ids = encoded(table, special, text)
+        assert actual.encode(text) == actual.encode(text, add_special_tokens=False) == ids, text
+        assert actual.decode(ids, skip_special_tokens=False) == text
+    skipped = {token for token in special if special[token] in actual.skipped()}
     assert skipped == {"[BOS]", "[EOS]", "[UNK]", "[PAD]", "<|im_end|>"}
 
 
@@ -126,19 +126,16 @@ def cuts(text: str) -> list[str]:
 def test_long_texts_are_cut_as_there(tmp_path: Path) -> None:
     ranks = [*(bytes([byte]) for byte in range(256)), b"ab", b" a"]
     special = write_kimi(tmp_path, ranks)
-    ours, known = load(tmp_path), {token: rank for rank, token in enumerate(ranks)}
-
-    def cut_and_encoded(text: str) -> list[int]:
-        return [token for piece in cuts(text) for token in encoded(known, special, piece)]
-
+    actual, table = load(tmp_path), {token: rank for rank, token in enumerate(ranks)}
+    cut_and_encoded = lambda text: [token for piece in cuts(text) for token in encoded(table, special, piece)]
     for run in (MAX_RUN, MAX_RUN + 1, 2 * MAX_RUN + 3):
         # Words of two characters: a cut after 25,000 is within one.
-        one, two = "a b " + ("1ab" * run)[1 : run + 1] + " " * run + "\x1c b", "ab " + "中" * run + "文"
-        assert ours.encode(f"{one}<|im_end|>{two}") == cut_and_encoded(one) + [special["<|im_end|>"]] + cut_and_encoded(
-            two
-        )
-        assert (cut_and_encoded(one) != encoded(known, special, one)) == (run > MAX_RUN)
+        first, second = "a b " + ("1ab" * run)[1 : run + 1] + " " * run + "\x1c b", "ab " + "中" * run + "文"
+        assert actual.encode(f"{first}<|im_end|>{second}") == cut_and_encoded(first) + [
+            special["<|im_end|>"]
+        ] + cut_and_encoded(second)
+        assert (cut_and_encoded(first) != encoded(table, special, first)) == (run > MAX_RUN)
     words = "ab1" * 333
     text = " ".join([words] * (MAX_PIECE // 1000 + 2))
-    text = next(found for pad in range(9) if (found := "." * pad + text)[MAX_PIECE - 1 : MAX_PIECE + 1] == "ab")
-    assert ours.encode(text) == cut_and_encoded(text) != encoded(known, special, text)
+    text = next(result for pad in range(9) if (result := "." * pad + text)[MAX_PIECE - 1 : MAX_PIECE + 1] == "ab")
+    assert actual.encode(text) == cut_and_encoded(text) != encoded(table, special, text)

@@ -1,4 +1,4 @@
-"""Each tokenizer class that transformers may choose gives the ids of transformers here, or is refused by name."""
+"""Each transformers tokenizer class gives equal ids here, or is refused by name."""
 
 import json
 import random
@@ -67,14 +67,14 @@ def of_sentencepiece(rng: random.Random) -> tokenizers.Tokenizer:
 
 
 def some_token(rng: random.Random, content: str, typed: bool = True) -> Any:
-    """Return a token as a text, or as an object that says some of its flags."""
+    """Return a token as text, or as an object with some flags."""
     if rng.random() < 0.6:
         return content
     flags = {name: rng.random() < 0.15 for name in ("lstrip", "rstrip", "single_word")}
-    found = {"content": content, **flags, "normalized": rng.random() < 0.5}
+    results = {"content": content, **flags, "normalized": rng.random() < 0.5}
     if typed:
-        return found | {"__type": "AddedToken"}
-    return {name: value for name, value in found.items() if name == "content" or rng.random() < 0.6}
+        return results | {"__type": "AddedToken"}
+    return {name: value for name, value in results.items() if name == "content" or rng.random() < 0.6}
 
 
 def write_folder(rng: random.Random, path: Path) -> str | None:
@@ -131,36 +131,36 @@ def write_folder(rng: random.Random, path: Path) -> str | None:
 
 
 def test_generated_folders(tmp_path: Path) -> None:
-    """Two hundred folders of every family; refused is only a token that transformers gives another id in silence."""
+    """Two hundred folders per family; refused are only tokens with silently different ids."""
     from transformers import AutoTokenizer
 
-    seen: dict[str, int] = {}
+    records: dict[str, int] = {}
     for seed in range(200):
         path, rng = tmp_path / str(seed), random.Random(seed)
         path.mkdir()
         kind = write_folder(rng, path)
-        theirs = AutoTokenizer.from_pretrained(path)
+        ref = AutoTokenizer.from_pretrained(path)
         try:
-            ours = Tokenizer.from_dir(path)
+            tokenizer = Tokenizer.from_dir(path)
         except CheckpointError as error:
             assert "at that id, found" in str(error)
             continue
-        assert ours is not None
-        assert ours.special_tokens == {role: str(token) for role, token in theirs.special_tokens_map.items()}
+        assert tokenizer is not None
+        assert tokenizer.special_tokens == {role: str(token) for role, token in ref.special_tokens_map.items()}
         for _ in range(12):
             text = "".join(rng.choices(WORDS, k=rng.randint(1, 8)))
             for around in (True, False):
-                ids = theirs(text, add_special_tokens=around)["input_ids"]
-                assert ours.encode(text, around) == ids, (seed, kind, text)
+                ids = ref(text, add_special_tokens=around)["input_ids"]
+                assert tokenizer.encode(text, around) == ids, (seed, kind, text)
             for skip in (True, False):
-                assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip), (seed, kind, text)
-        name = type(theirs).__name__
-        seen[name] = seen.get(name, 0) + 1
-    assert seen.keys() == {PLAIN, *DEFAULTS} and min(seen.values()) >= 5, seen
+                assert tokenizer.decode(ids, skip) == ref.decode(ids, skip_special_tokens=skip), (seed, kind, text)
+        name = type(ref).__name__
+        records[name] = records.get(name, 0) + 1
+    assert records.keys() == {PLAIN, *DEFAULTS} and min(records.values()) >= 5, records
 
 
 def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
-    """vocab.json and merges.txt become tokenizer.json as the warning says."""
+    """vocab.json and merges.txt become tokenizer.json, as the warning recommends."""
     from transformers import AutoTokenizer
 
     backend = byte_level(random.Random(0))
@@ -168,28 +168,28 @@ def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_next"}')
     with pytest.warns(UserWarning, match=r"AutoTokenizer.from_pretrained\(DIR\).save_pretrained\(DIR\)"):
         assert Tokenizer.from_dir(tmp_path) is None
-    theirs = AutoTokenizer.from_pretrained(tmp_path)
-    theirs.save_pretrained(tmp_path)
-    ours = Tokenizer.from_dir(tmp_path)
-    assert ours is not None
+    reference = AutoTokenizer.from_pretrained(tmp_path)
+    reference.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    assert tokenizer is not None
     for text in ("Ada has the green kite's 123", "".join(WORDS)):
-        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert tokenizer.encode(text) == reference(text)["input_ids"]
 
 
 def test_tables_are_those_of_transformers() -> None:
-    """Classes that transformers has, those that use tokenizer.json as it is, and the one of each family."""
+    """Tables of classes: those using tokenizer.json directly, and each family's class."""
     import transformers
     from transformers.models.auto import tokenization_auto as auto
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
 
     names = {name for name in auto.TOKENIZER_MAPPING_NAMES.values() if name is not None}
     names |= {name for name in dir(transformers) if name.endswith(("Tokenizer", "TokenizerFast"))}
-    own = {"__init__", "_encode_plus", "_decode", "encode", "decode", "apply_chat_template"}
+    local = {"__init__", "_encode_plus", "_decode", "encode", "decode", "apply_chat_template"}
     other = set()
     for name in {name.removesuffix("Fast") for name in names}:
-        found = auto.tokenizer_class_from_name(name)
-        fast = isinstance(found, type) and issubclass(found, TokenizersBackend)
-        if found is not None and found is not TokenizersBackend and (not fast or own & vars(found).keys()):
+        result = auto.tokenizer_class_from_name(name)
+        fast = isinstance(result, type) and issubclass(result, TokenizersBackend)
+        if result is not None and result is not TokenizersBackend and (not fast or local & vars(result).keys()):
             other.add(name)
     helpers = {"AutoTokenizer", "BasicTokenizer", "CharacterTokenizer", "MecabTokenizer", "WordpieceTokenizer"}
     assert other - helpers - {"PreTrainedTokenizer", "MistralCommonBackend", *DEFAULTS} == NOT_BUILT

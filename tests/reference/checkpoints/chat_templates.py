@@ -1,4 +1,4 @@
-"""Chat templates written in the manner of the supported families, with the variables that theirs read."""
+"""Chat templates in the manner of the families, with their variables."""
 
 # ruff: noqa: E501
 

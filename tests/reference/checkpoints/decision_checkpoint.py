@@ -1,4 +1,4 @@
-"""Tokenizer and files that make a decision model of a tiny checkpoint, and requests of every kind."""
+"""Tokenizer and files for a tiny decision model, and requests of every kind."""
 
 import json
 import pathlib
@@ -62,12 +62,12 @@ def write_tokenizer(directory: pathlib.Path, **settings: Any) -> None:
     backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in ADDED])
     backend.save(str(directory / "tokenizer.json"))
-    given = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(given | settings))
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": SPECIAL[2], "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(fields | settings))
 
 
 def write_jev(directory: pathlib.Path, hidden: int, seed: int = 0, **fields: Any) -> None:
-    """The files of a `jev` head; `fields` are those of judge_config.json."""
+    """Write a `jev` head's files; `fields` are of judge_config.json."""
     rng = np.random.default_rng(seed)
     weight, bias = rng.normal(size=(24, hidden)), rng.normal(size=24)
     save_file(
@@ -86,8 +86,8 @@ def write_jev(directory: pathlib.Path, hidden: int, seed: int = 0, **fields: Any
 
 
 def write_decider(directory: pathlib.Path, hidden: int, **fields: Any) -> None:
-    """The files of a pplx-decider or d3 head; `fields` are those of decision_config.json."""
+    """Write a pplx-decider or d3 head's files; `fields` are of decision_config.json."""
     weight = np.random.default_rng(2).normal(size=(26, hidden)).astype(np.float32)
     save_file({"weight": weight}, directory / "readout.safetensors")
-    given = {"codes": [chr(ord("A") + i) for i in range(26)], "temperature": 0.7, "prompt": "pplx"}
-    (directory / "decision_config.json").write_text(json.dumps(given | fields))
+    settings = {"codes": [chr(ord("A") + i) for i in range(26)], "temperature": 0.7, "prompt": "pplx"}
+    (directory / "decision_config.json").write_text(json.dumps(settings | fields))

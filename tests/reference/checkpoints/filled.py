@@ -1,7 +1,8 @@
-"""Modules with given parameters; the random ones that they are built with are never computed."""
+"""Modules and models with given parameters; random initial ones are never computed."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,3 +20,30 @@ def filled(build: Callable[[], M], value: Callable[[str, tuple[int, ...]], np.nd
         assert array.shape == variable.shape and array.dtype == variable.dtype, path
         filled.append((path, variable.replace(jnp.asarray(array))))
     return nnx.merge(graph, nnx.from_flat_state(filled))
+
+
+def random_values(seed: int, low: float = -1.0, high: float = 1.0) -> Callable[[str, tuple[int, ...]], np.ndarray]:
+    """Return values for `filled`: uniform vectors, normal matrices that keep the size of their operand."""
+    rng = np.random.default_rng(seed)
+
+    def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        array = rng.uniform(low, high, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
+        return array.astype(np.float32)
+
+    return value
+
+
+@contextmanager
+def changed_parameter(lm: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Run with one parameter of a loaded model changed."""
+    clean, where = lm.engine.params, list(lm.params).index(name)
+    lm.engine.params = tuple(change(param) if i == where else param for i, param in enumerate(clean))
+    try:
+        yield
+    finally:
+        lm.engine.params = clean
+
+
+def nan_token(lm: Any, token: int = 9) -> AbstractContextManager[None]:
+    """Run with NaN as the embedding of a token."""
+    return changed_parameter(lm, "embed_tokens", lambda table: table.at[token].set(jnp.nan))

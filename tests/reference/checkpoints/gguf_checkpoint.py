@@ -47,20 +47,20 @@ _HEAD = {
 def golden(
     architecture: str, prediction: bool = False, source: Path | None = None
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return config.json and the tensors of the checkpoint that a file is made of; one with a prediction head."""
+    """Return config.json and tensors for a file, one with a prediction head."""
     folder = source or GOLDEN / ("dense_multimodal" if prediction else OF[architecture])
     # In the order of their names: experts are joined in the order of their numbers.
-    tensors = {name: one for file in sorted(folder.glob("*.safetensors")) for name, one in load_file(file).items()}
+    tensors = {name: item for file in sorted(folder.glob("*.safetensors")) for name, item in load_file(file).items()}
     tensors = dict(sorted(tensors.items()))
     tensors = {n.replace("language_model.", ""): t.astype(np.float32) for n, t in tensors.items() if "visual" not in n}
     config = json.loads((folder / "config.json").read_text())
     return config.get("text_config", config), tensors
 
 
-def _tiled(array: np.ndarray, config: Mapping[str, Any], before: int = 0) -> np.ndarray:
+def _tiled(array: np.ndarray, config: Mapping[str, Any], count: int = 0) -> np.ndarray:
     keys = config["linear_num_key_heads"]
-    heads = array[before:].reshape(keys, config["linear_num_value_heads"] // keys, -1, *array.shape[1:])
-    return np.concatenate([array[:before], heads.swapaxes(0, 1).reshape(array[before:].shape)])
+    heads = array[count:].reshape(keys, config["linear_num_value_heads"] // keys, -1, *array.shape[1:])
+    return np.concatenate([array[:count], heads.swapaxes(0, 1).reshape(array[count:].shape)])
 
 
 def _joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -79,15 +79,15 @@ def _joined(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def converted(name: str, array: np.ndarray, config: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
-    """Return what llama.cpp stores of a tensor of the Hugging Face checkpoint."""
+    """Return llama.cpp's form of a Hugging Face tensor."""
     last = config["num_hidden_layers"]
     if name in _HEAD:
         return [(f"blk.{last}.nextn.{_HEAD[name]}.weight", array + ("norm" in name))]
-    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name.replace("mtp.layers.0", f"model.layers.{last}"))
-    if found is None:
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name.replace("mtp.layers.0", f"model.layers.{last}"))
+    if match is None:
         return [(_OUTER[name.removesuffix(".weight")] + ".weight", array + ("lm_head" not in name and array.ndim == 1
                  and config["model_type"] != "lfm2"))]  # fmt: skip
-    prefix, leaf = f"blk.{found[1]}.", found[2]
+    prefix, leaf = f"blk.{match[1]}.", match[2]
     if leaf == "linear_attn.A_log":
         return [(prefix + "ssm_a", _tiled(-np.exp(array), config))]
     if leaf == "linear_attn.dt_bias":
@@ -122,7 +122,7 @@ def write_metadata(
     writer.add_layer_norm_rms_eps(float(config.get("rms_norm_eps", config.get("norm_eps"))))
     if architecture == "lfm2":
         attending = [kind == "full_attention" for kind in config["layer_types"]]
-        writer.add_head_count_kv([one * config["num_key_value_heads"] for one in attending])
+        writer.add_head_count_kv([item * config["num_key_value_heads"] for item in attending])
         writer.add_feed_forward_length(config["intermediate_size"])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
         return
@@ -194,9 +194,9 @@ def write_gguf(
     # Bytes of one character each merge to nothing, so that texts of the tests have as many tokens as characters.
     write_tokenizer(writer, "lfm2" if architecture == "lfm2" else "qwen35", [*TOKENS[:-1], "!!"], KINDS, ["! !"])
     tensors = _joined(tensors)
-    found = {name: one for key, array in tensors.items() for name, one in converted(key, array, config)}
+    result = {name: item for key, array in tensors.items() for name, item in converted(key, array, config)}
     written: list[str] = []
-    for name, array in (found | dict(extra or {}) | dict(changes or {})).items():
+    for name, array in (result | dict(extra or {}) | dict(changes or {})).items():
         wanted = kind if isinstance(kind, Type) else kind(name)
         fits = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[wanted][0] == 0
         use = wanted if fits and "conv1d" not in name else Type.F32

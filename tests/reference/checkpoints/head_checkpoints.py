@@ -7,11 +7,11 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"
-"""A head of random weights, whose drafts are right by chance only."""
+"""A head of random weights: drafts are right by chance only."""
 
 
 def write_agreeing(directory: pathlib.Path) -> pathlib.Path:
-    """A model whose head drafts exactly what it samples, at any temperature; returns the directory.
+    """Write a model with a head that drafts exactly its samples; return the directory.
 
     No layer adds anything to the residual stream, so what follows a token depends on that token alone; the head passes
     its embedding on and norms it as the model does. Both still keep the state that they would keep.
@@ -31,11 +31,9 @@ def write_agreeing(directory: pathlib.Path) -> pathlib.Path:
 
 
 def write_headless(directory: pathlib.Path, **fields: object) -> pathlib.Path:
-    """The same without its head, whose config.json says so by these fields of the text part, if any."""
+    """Write the same without its head; these text fields of config.json record it."""
     tensors = load_file(GOLDEN / "model.safetensors")
-    save_file(
-        {name: one for name, one in tensors.items() if not name.startswith("mtp.")}, directory / "model.safetensors"
-    )
+    save_file({name: t for name, t in tensors.items() if not name.startswith("mtp.")}, directory / "model.safetensors")
     config = json.loads((GOLDEN / "config.json").read_text())
     config["text_config"] |= fields
     (directory / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Small tokenizers of the published kinds, with tokens that span the boundary between a prompt and its completion."""
+"""Small published-style tokenizers with tokens across the prompt-completion boundary."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def byte_level_words() -> tokenizers.Tokenizer:
 
 
 def across_characters() -> tokenizers.Tokenizer:
-    """Byte-level BPE with a token of the last byte of one character and the first byte of the next."""
+    """Byte-level BPE with a token over the last and first byte of characters."""
     names = [BOS, EOS, *sorted(pre_tokenizers.ByteLevel.alphabet()), "¥æ"]
     backend = tokenizers.Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, [("¥", "æ")]))
     backend.add_special_tokens([BOS, EOS])
@@ -55,7 +55,7 @@ def across_characters() -> tokenizers.Tokenizer:
 
 
 def sentencepiece() -> tokenizers.Tokenizer:
-    """BPE of Llama: spaces are U+2581, one is put before a text, unknown characters are bytes."""
+    """Llama's BPE: U+2581 for spaces, one before the text, byte fallback."""
     trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", BOS, EOS], show_progress=False)
     trained = tokenizers.Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "\u2581")
@@ -75,7 +75,7 @@ def sentencepiece() -> tokenizers.Tokenizer:
 
 
 def metaspace_unigram() -> tokenizers.Tokenizer:
-    """A Unigram model of words, whose best segmentation of a prompt changes with what follows."""
+    """A Unigram model of words, with segmentations that depend on the continuation."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -119,7 +119,7 @@ def make(kind: str) -> Tokenizer:
 
 
 def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
-    """Return the bytes of tokens, with the space that decoders drop at the beginning of a text."""
+    """Return the tokens' bytes, including a leading space that decoders drop."""
     byte_of = {character: value for value, character in _byte_names()}
     text = b""
     for token in ids:
@@ -139,20 +139,20 @@ def bytes_of(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 def _byte_names() -> Iterator[tuple[int, str]]:
     """Yield each byte with its character in byte-level vocabularies, as GPT-2 defines them."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
+    rest = [byte for byte in range(256) if byte not in printable]
     yield from ((byte, chr(byte)) for byte in printable)
-    yield from ((byte, chr(256 + i)) for i, byte in enumerate(others))
+    yield from ((byte, chr(256 + i)) for i, byte in enumerate(rest))
 
 
 PAIRS = (
     "q u", "c k", "b r", "o w", "o x", "Ġ f", "Ġ b", "Ġb r", "Ċ Ċ", "Ġ qu", "t h", "th e",
     "qu i", "qui ck", "Ġqu ick", "Ġf ox", "i ck",
 )  # fmt: skip
-MERGES = [(left, right) for left, right in map(str.split, PAIRS)]
+MERGES = [(rest, right) for rest, right in map(str.split, PAIRS)]
 
 
 def merging() -> tokenizers.Tokenizer:
-    """Byte-level BPE of a few English words, with the markers of chats; 97 tokens at most."""
+    """Byte-level BPE of some English words and chat markers, at most 97 tokens."""
     characters = ["Ġ", "Ċ", *"abcdefghijklmnopqrstuvwxyz", *"<>|/_.?!", *"ABHW"]
     products = dict.fromkeys(map("".join, MERGES))
     tokens = ["<pad>", BOS, EOS, *characters, *products, "<think>", "</think>", "<|im_start|>", "<|im_end|>"]

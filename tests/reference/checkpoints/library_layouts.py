@@ -1,4 +1,4 @@
-"""Matrices as bitsandbytes and torchao store them, by their formulas in float64, apart from the code under test.
+"""Matrices as bitsandbytes and torchao store them, by their formulas in float64.
 
 Each function returns the tensors of a matrix, with suffixes behind the name of its module, and exact numbers.
 """
@@ -25,7 +25,7 @@ def text(fields: dict[str, object]) -> np.ndarray:
 
 
 def four_bits(weight: np.ndarray, kind: str, nested: bool = False) -> Made:
-    """Quantise to the nearest value of a table, in blocks of consecutive numbers, of which the last may be cut."""
+    """Quantise blocks of consecutive numbers to a table's nearest values; the last may be cut."""
     count, table = weight.size, TABLES[kind].astype(np.float64)
     blocks = [weight.reshape(-1)[start : start + BLOCK] for start in range(0, count, BLOCK)]
     scale = np.array([np.abs(block).max() for block in blocks]).astype(np.float32)

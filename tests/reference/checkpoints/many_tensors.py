@@ -1,4 +1,4 @@
-"""Checkpoint of many tiny tensors, laid out as nvidia/Qwen3.6-35B-A3B-NVFP4 is: four tensors for each expert's matrix.
+"""Checkpoint of many tiny tensors in the layout of nvidia/Qwen3.6-35B-A3B-NVFP4.
 
 python many_tensors.py FOLDER LAYERS EXPERTS FILES      40 layers of 256 experts are 123,493 tensors
 python many_tensors.py --time FOLDER                    CPU seconds of each part of loading it
@@ -73,16 +73,16 @@ def write_many(folder: Path, layers: int, experts: int, files: int) -> int:
 
 
 def load(folder: Path, part: Callable[[str], Any] = lambda name: None, packed: bool = True) -> Any:
-    """Return the parameters of a checkpoint, and call `part` when a part of loading has ended."""
+    """Return a checkpoint's parameters, calling `part` at the end of each phase."""
     opened = open_model(folder)
     part("headers")
     types = packed_parameters(opened, "bfloat16", "in blocks") if packed else None
     part("plan")
-    found = load_parameters(opened, "bfloat16", packed=types)
+    parameters = load_parameters(opened, "bfloat16", packed=types)
     part("weights")
     fingerprint_of(opened[0], "bfloat16")
     part("fingerprint")
-    return found.arrays
+    return parameters.arrays
 
 
 def _main(*arguments: str) -> None:
@@ -94,8 +94,8 @@ def _main(*arguments: str) -> None:
 
     def say(name: str) -> None:
         nonlocal last
-        last, before = time.process_time(), last
-        print(f"{name} {last - before:.2f} s of CPU time")
+        last, initial = time.process_time(), last
+        print(f"{name} {last - initial:.2f} s of CPU time")
 
     load(Path(arguments[1]), say)
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of every family, written from what the family itself says of its tensors; no torch needed."""
+"""Tiny random checkpoints of every family, from the family's own tensor list."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def write_random_checkpoint(name: str, directory: Path, head: bool = False, seed: int = 0, **fields: Any) -> Path:
-    """Write a variant of a family with a vocabulary that devices can share; returns the directory.
+    """Write a family variant with a divisible vocabulary; return the directory.
 
     Args:
         name: of the variant.

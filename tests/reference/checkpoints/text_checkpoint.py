@@ -1,4 +1,4 @@
-"""A tiny checkpoint that reads and writes text: two layers of a golden one, with a tokenizer of single characters."""
+"""A tiny text checkpoint: two golden layers and a character tokenizer."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content 
 
 
 def _write_last_two_layers(directory: pathlib.Path) -> None:
-    """A recurrent layer and an attention layer: every step compiles in two thirds of the time."""
+    """Keep a recurrent and an attention layer; steps compile in two thirds the time."""
     config = json.loads((GOLDEN / "config.json").read_text())
     dropped = config["num_hidden_layers"] - 2
     config |= {"num_hidden_layers": 2, "full_attention_interval": 2}
@@ -34,7 +34,7 @@ def _write_last_two_layers(directory: pathlib.Path) -> None:
 
 
 def write_text_checkpoint(directory: pathlib.Path) -> pathlib.Path:
-    """Write it; returns the directory. Token 2 ends a completion; the characters are those of ASCII but "~"."""
+    """Write it and return the directory; token 2 ends, characters are ASCII without "~"."""
     _write_last_two_layers(directory)
     # Byte-level: " " is written "Ġ".
     characters = ["Ġ", *map(chr, range(ord("!"), ord("~")))]

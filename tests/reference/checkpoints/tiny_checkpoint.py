@@ -77,7 +77,7 @@ def _new_model(variant: Variant) -> Any:
 
 
 def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> None:
-    """Replaces the initial weights, which are degenerate for a test, by ones that make every part of the model matter.
+    """Replace degenerate initial weights, so that every part of the model matters.
 
     Transformers starts the pad row at zero, the norms and `dt_bias` at constants and the router near zero. Its `A_log`
     goes up to log 16, a decay of about exp(-20) per token: most heads would forget everything at once and a leaked
@@ -86,10 +86,7 @@ def _reinitialise(model: Any, variant: Variant, generator: torch.Generator) -> N
     scale a tied random model only repeats its input. Buffers that are stored are correction biases of a router.
     """
     hidden = variant.text["hidden_size"]
-
-    def normal(shape: torch.Size, std: float) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * std
-
+    normal = lambda shape, std: torch.randn(shape, generator=generator) * std
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("A_log"):
@@ -141,7 +138,7 @@ def _rewrite_tensors(variant: Variant, directory: pathlib.Path, generator: torch
     weight_map: dict[str, str] = {}
     for shard in range(variant.shards):
         file = f"model-{shard + 1:05d}-of-{variant.shards:05d}.safetensors"
-        # Every k-th name, so that the tensors of one layer lie in different files.
+        # Every k-th name, so that the tensors of one layer are in different files.
         part = {name: tensors[name].contiguous() for name in names[shard :: variant.shards]}
         safetensors_torch.save_file(part, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(part, file)

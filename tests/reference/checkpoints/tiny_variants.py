@@ -387,7 +387,7 @@ VARIANTS = QWEN + LFM + MAMBA + KIMI + LING + OLMO
 
 
 def shrunk(variant: Variant) -> Variant:
-    """The variant at hidden size 32 and vocabulary 97, small enough to keep its checkpoint in the repository.
+    """Return the variant at hidden size 32, vocabulary 97, for the repository.
 
     At most three layers: compiling is most of the time that a test of it takes.
     """
@@ -434,11 +434,11 @@ GOLDEN = tuple(
     )
 )
 OTHER_GOLDENS = tuple(each.name for each in GOLDEN if each.family not in {qwen.family for qwen in QWEN})
-"""The golden of each family beside the Qwen ones."""
+"""The golden of each family apart from the Qwen ones."""
 
 
 def mtp_shapes(variant: Variant) -> dict[str, tuple[int, ...]]:
-    """The tensors of a multi-token-prediction head, an expert's matrices one by one; a few of those nobody reads."""
+    """Shapes of an MTP head's tensors with separate experts; some are unused."""
     text = variant.text
     hidden = text["hidden_size"]
     if variant.family not in {qwen.family for qwen in QWEN}:

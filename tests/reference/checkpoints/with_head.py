@@ -39,9 +39,9 @@ def head_logits(model: MtpDecoder, prompts: Sequence[Sequence[int]]) -> list[np.
         state = model.init_state(tokens.shape[0], tokens.shape[1], jnp.float32)
         hidden, _ = model(tokens, lengths, positions, state, blocks)
         # nothing is before the first token, and nobody may look
-        before = jnp.pad(hidden[:, :-1], [(0, 0), (1, 0), (0, 0)], constant_values=jnp.nan)
-        after, _ = model.mtp_forward(tokens, before, lengths, positions, state[-1].layer, blocks)
-        return model.logits(after)
+        initial = jnp.pad(hidden[:, :-1], [(0, 0), (1, 0), (0, 0)], constant_values=jnp.nan)
+        final, _ = model.mtp_forward(tokens, initial, lengths, positions, state[-1].layer, blocks)
+        return model.logits(final)
 
-    found = np.asarray(run(parameters, jnp.asarray(tokens), jnp.array([len(prompt) for prompt in prompts])))
-    return [row[1 : len(prompt)] for row, prompt in zip(found, prompts, strict=True)]
+    array = np.asarray(run(parameters, jnp.asarray(tokens), jnp.array([len(prompt) for prompt in prompts])))
+    return [row[1 : len(prompt)] for row, prompt in zip(array, prompts, strict=True)]

@@ -1,10 +1,10 @@
-"""Run a jaxpr equation by equation with its scratch in one byte arena, at the offsets of a plan.
+"""Run a jaxpr by equations with scratch in one byte arena at planned offsets.
 
 Liveness and the verifier of plans share one model of where values lie: which are views, where the carry of a loop is,
 when the bytes of a body are its own. Here the model is carried out. Whatever it gets wrong is made visible: bytes are
 poison before a value is written and after the plan frees it, and the results of an equation are poisoned before its
 operands are read (a kernel may write before it has read). With a correct plan the results are bit for bit those of a
-plan in which no two values share a byte.
+plan without shared bytes.
 """
 
 import sys
@@ -56,8 +56,7 @@ class _Place:
 
     def entry(self, index: int, aval: Any) -> "_Place":
         """The part of a stacked value that one iteration of a scan sees."""
-        part = _Place(self.memory, 0, aval)
-        return _Place(self.memory, self.offset + index * part.bytes, aval)
+        return _Place(self.memory, self.offset + index * _Place(self.memory, 0, aval).bytes, aval)
 
 
 def execute(plan: Plan, args: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:
@@ -70,12 +69,11 @@ def execute(plan: Plan, args: tuple[Any, ...]) -> list[np.ndarray[Any, Any]]:
     memory = np.full(plan.size, POISON, np.uint8)
     closed = plan.jaxpr
     inputs = [_held(var.aval, value) for var, value in zip(closed.jaxpr.invars, jax.tree.leaves(args), strict=True)]
-    places = _Frame(closed, plan, memory, 0).run(inputs)
-    return [np.asarray(place.read()) for place in places]
+    return [np.asarray(place.read()) for place in _Frame(closed, plan, memory, 0).run(inputs)]
 
 
 class _Frame:
-    """One run of a jaxpr whose scratch begins at `base`."""
+    """One run of a jaxpr with scratch at `base`."""
 
     def __init__(self, closed: ir.ClosedJaxpr, plan: Plan, memory: Bytes, base: int) -> None:
         self.jaxpr, self.plan, self.memory, self.base = closed.jaxpr, plan, memory, base
@@ -112,12 +110,12 @@ class _Frame:
                 _store(self._body(i, 0, cast(ir.ClosedJaxpr, ir.body_of(eqn))).run(operands), results)
             case _:
                 values = ir.eval_eqn(eqn, *(place.read() for place in operands))
-                kept = [j for j, var in enumerate(eqn.outvars) if not isinstance(var, ir.DropVar)]
-                for j, value in zip(kept, values, strict=True):
+                js = [j for j, var in enumerate(eqn.outvars) if not isinstance(var, ir.DropVar)]
+                for j, value in zip(js, values, strict=True):
                     results[j].write(value)
 
     def _scan(self, i: int, eqn: ir.JaxprEqn, operands: list[_Place], results: list[_Place]) -> None:
-        """The carry is in the equation's results, `xs` are read and `ys` written where they stand."""
+        """Run a scan: carries in the results, `xs` and `ys` in place."""
         body, length = eqn.params["jaxpr"], eqn.params["length"]
         consts, carry = ir.scan_counts(eqn)
         _store(operands[consts : consts + carry], results[:carry])
@@ -181,7 +179,7 @@ def _held(aval: Any, value: Any) -> _Place:
 
 
 def _store(sources: Sequence[_Place], targets: Sequence[_Place]) -> None:
-    """Copy values, all of them read before the first is written: a carry may swap two."""
+    """Copy values after reading all: a carry may swap two."""
     values = [source.read() for source in sources]
     for value, target in zip(values, targets, strict=True):
         target.write(value)

@@ -1,4 +1,4 @@
-"""Small step functions with every way of holding scratch, and plans that are wrong in a known way."""
+"""Small steps with every kind of scratch, and plans with known faults."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3
 
 @dataclass(frozen=True)
 class Program:
-    """A step and what makes its arguments for N lanes."""
+    """A step, and a maker of arguments for N lanes."""
 
     fn: Callable[..., Any]
     args: Callable[[int], tuple[Any, ...]]
@@ -40,14 +40,13 @@ def delta_step(state, q, k, v, decay):
 
 
 def cache_step(cache, slots, q, k, weight):
-    """Attention over the rows of a slot-mapped pool that is written twice and read in between."""
+    """Attention over a slotted pool that is written twice and read between."""
     first = cache.at[slots, 0].set(k, unique_indices=True)
     rows = first[slots]
     scores = jax.nn.softmax(jnp.einsum("nd,ntd->nt", q, rows), axis=-1)
     mixed = jnp.einsum("nt,ntd->nd", scores, rows) @ weight
     second = first.at[slots, 1].set(mixed, unique_indices=True)
-    late = first[slots, 2]
-    return mixed + late, second
+    return mixed + first[slots, 2], second
 
 
 def layers_step(states, x, weights):
@@ -74,7 +73,7 @@ def loop_step(x, bound):
 
 
 def view_step(x):
-    """A value whose last reader reads it under another shape, after much else was computed."""
+    """A value read last under another shape, after much other work."""
     base = jnp.exp(x)
     flat = base.reshape(-1)
     other = jnp.sin(x) + jnp.cos(x)
@@ -82,8 +81,8 @@ def view_step(x):
     return (third + flat.reshape(third.shape[0], -1) * 2,)
 
 
-def branch_step(x, which):
-    """Branches with different scratch, one with a scan that runs backwards, and a value that is never read."""
+def branch_step(x, choice):
+    """Branches with different scratch, a reversed scan, and an unread value."""
     _ = jnp.sin(x).sum()
 
     def scanned(x):
@@ -91,7 +90,7 @@ def branch_step(x, which):
         return sums + total[None, :]
 
     branches = [lambda x: x * 2, lambda x: jnp.exp(x) + jnp.sin(x) * jnp.cos(x), scanned]
-    return (jax.lax.switch(which, branches, x) - 1,)
+    return (jax.lax.switch(choice, branches, x) - 1,)
 
 
 def key_step(seed, x):
@@ -102,8 +101,7 @@ def key_step(seed, x):
 
 PROGRAMS = {
     "delta": Program(
-        delta_step,
-        lambda n: (_floats(0, n, K, V), _floats(1, n, K), _floats(2, n, K), _floats(3, n, V), _floats(4, n)),
+        delta_step, lambda n: (_floats(0, n, K, V), _floats(1, n, K), _floats(2, n, K), _floats(3, n, V), _floats(4, n))
     ),
     "cache": Program(
         cache_step,
@@ -135,11 +133,13 @@ def forgets_pool_reads(live: Liveness) -> Liveness:
     return _with_ends(live, lambda eqn: eqn.primitive.name != "gather", through_views=True)
 
 
-def sized_for_one_lane(live: Liveness, one: Liveness) -> Liveness:
+def sized_for_one_lane(live: Liveness, liveness: Liveness) -> Liveness:
     """The sizes of the same step with one lane."""
-    scratch = tuple(replace(value, bytes=small.bytes) for value, small in zip(live.scratch, one.scratch, strict=True))
+    scratch = tuple(
+        replace(value, bytes=small.bytes) for value, small in zip(live.scratch, liveness.scratch, strict=True)
+    )
     bodies = {
-        i: tuple(sized_for_one_lane(*pair) for pair in zip(bodies, one.bodies[i], strict=True))
+        i: tuple(sized_for_one_lane(*pair) for pair in zip(bodies, liveness.bodies[i], strict=True))
         for i, bodies in live.bodies.items()
     }
     return replace(live, scratch=scratch, bodies=bodies)

@@ -1,4 +1,4 @@
-"""XLA's programs as users have them, where the other tests have it compile in less time (tests/conftest.py)."""
+"""XLA's programs for users, where other tests compile faster ones (tests/conftest.py)."""
 
 import os
 
@@ -8,7 +8,7 @@ OLDER = "--xla_cpu_use_fusion_emitters=false"
 
 
 def compiled(lowered: jax.stages.Lowered, loops: bool = False) -> jax.stages.Compiled:
-    """Compile with the same fusions and scatters as for users; the loops in them only with `loops`.
+    """Compile with users' fusions and scatters; with `loops` also their loops.
 
     Loops as for users multiply and add in one instruction, for instance.
     """

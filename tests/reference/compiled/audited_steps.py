@@ -1,4 +1,4 @@
-"""Small steps for the tests of the audit: right ones, and ones that XLA does not make what their contract says."""
+"""Small audited steps: right ones, and ones that XLA compiles against their contract."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,20 +49,11 @@ TWO = LaneContract(
 TWO_SWAPPED = LaneContract(inputs=TWO.inputs, outputs=(Pool("b"), Pool("a"), Lane()))
 
 
-def pool() -> jax.Array:
-    return jnp.zeros((SLOTS, *ROW))
-
-
-def stacked() -> jax.Array:
-    return jnp.zeros((LAYERS, SLOTS, *ROW))
-
-
-def slots() -> jax.Array:
-    return jnp.arange(1, LANES + 1, dtype=jnp.int32)
-
-
-def x() -> jax.Array:
-    return jnp.ones((LANES, *ROW))
+pool = lambda: jnp.zeros((SLOTS, *ROW))
+stacked = lambda: jnp.zeros((LAYERS, SLOTS, *ROW))
+slots = lambda: jnp.arange(1, LANES + 1, dtype=jnp.int32)
+x = lambda: jnp.ones((LANES, *ROW))
+two_pools = lambda a, b, slots, x: (a.at[slots].add(x), b.at[slots].set(x * 2.0), x.sum((1, 2)))
 
 
 def gather_compute_scatter(pool, slots, x):
@@ -113,7 +104,7 @@ def row_pool(pool, alive, x):
 
 
 def row_pool_twice(pool, alive, x):
-    """XLA computes the new rows for the pool and again for the sum, which so reads the old pool too."""
+    """XLA recomputes new rows for the sum, so it also reads the old pool."""
     rows = pool * 0.5 + x
     return jnp.where(alive[:, None, None], rows, pool), rows.sum((1, 2))
 
@@ -123,10 +114,6 @@ def branches(pool, slots, x):
         slots[0] > 2, lambda r: jnp.sin(r) @ jnp.ones((16, 16)), lambda r: r[:, ::-1] * 2.0, pool[slots] + x
     )
     return pool.at[slots].set(rows), rows.sum((1, 2))
-
-
-def two_pools(a, b, slots, x):
-    return a.at[slots].add(x), b.at[slots].set(x * 2.0), x.sum((1, 2))
 
 
 def two_pools_swapped(a, b, slots, x):
@@ -141,19 +128,19 @@ def copied_whole(pool, slots, x):
 
 
 def masked_whole(pool, slots, x):
-    """Every slot is computed, those of no lane too."""
+    """Compute every slot, also those without lane."""
     chosen = (jnp.arange(SLOTS, dtype=jnp.int32)[None] == slots[:, None]).astype(jnp.float32)
     spread = jnp.einsum("ns,nhk->shk", chosen, x)
     return jnp.where(chosen.sum(0)[:, None, None] > 0, spread, pool), x.sum((1, 2))
 
 
 def right_steps() -> dict[str, Step]:
-    one = (pool(), slots(), x())
+    item = (pool(), slots(), x())
     return {
-        "gather, compute, scatter": Step(gather_compute_scatter, ONE, one),
-        "loop over lanes": Step(fori_loop, ONE, one),
+        "gather, compute, scatter": Step(gather_compute_scatter, ONE, item),
+        "loop over lanes": Step(fori_loop, ONE, item),
         "pool as carry": Step(pool_as_carry, STACKED, (stacked(), slots(), x())),
         "row pool": Step(row_pool, ROWS, (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x())),
-        "branches": Step(branches, ONE, one),
+        "branches": Step(branches, ONE, item),
         "two pools": Step(two_pools, TWO, (pool(), pool() + 1.0, slots(), x()), (0, 1)),
     }

@@ -1,14 +1,100 @@
-"""The check that a kernel's call which does not say that it writes in place is found."""
+"""Checks of in-place calls: declarations, certificates, rows by slot, devices of a mesh."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import Array
+from jax.sharding import NamedSharding
+from zoo.meshes.sharded import mesh
 
 from ir_passes import AuditError, IsolationError, LaneContract, compile_step
+from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
+
+Step = Callable[..., Any]
+
+
+def check_declaration(step: Step, args: tuple[Any, ...], contract: LaneContract, target: str, *wrong: Step) -> None:
+    """Check that the declaration proves the step, but no wrong or undeclared step."""
+    prove_isolation(step, args, contract)
+    for other in wrong:
+        with pytest.raises(IsolationError):
+            prove_isolation(other, args, contract)
+    with pytest.raises(IsolationError, match=target):
+        prove_isolation(step, args, replace(contract, opaque={}))
+
+
+def check_in_place(step: Step, args: tuple[Any, ...], contract: LaneContract, target: str) -> Any:
+    """Check a step's certificate and its in-place first argument; return the results."""
+    compiled = compile_step(step, args, contract)
+    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
+    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
+    assert assumed.about.startswith(target)
+    state = jax.tree.map(jnp.array, args[0])
+    places = [array.unsafe_buffer_pointer() for array in jax.tree.leaves(state)]
+    results = compiled(state, *args[1:])
+    assert [array.unsafe_buffer_pointer() for array in jax.tree.leaves(results[1])] == places
+    return results
+
+
+def check_rows_by_slot(run: Callable[..., Any], state: Array) -> None:
+    """Check `run(state or pool, slots)`: other and idle rows keep bits, rows are reused."""
+    slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
+    pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
+    expected, updated = run(pool[slots])
+    result, new = run(pool, slots)
+    busy = jnp.array([0, 2, 3, 4])
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(new, pool.at[slots[busy]].set(updated[busy]))
+    turned = slots[jnp.array([3, 1, 4, 0, 2])]
+    np.testing.assert_array_equal(run(new, turned)[0], run(new[turned])[0])
+    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
+            jax.block_until_ready(run(pool, jnp.array(wrong, jnp.int32)))
+
+
+def check_each_device(
+    step: Step, args: tuple[Any, ...], specs: tuple[Any, Any], contract: LaneContract, poisoned: Callable[[int], Any]
+) -> Any:
+    """Check a step over 2 x 2 devices: certified, in place, equal bits, separate lanes.
+
+    Args:
+        args: of four lanes; the first one is updated.
+        specs: of arguments and results.
+        poisoned: lane -> arguments with NaN in this lane.
+
+    Returns:
+        The certificate.
+    """
+    devices = mesh(2, 2)
+    over = jax.shard_map(step, mesh=devices, in_specs=specs[0], out_specs=specs[1])
+    place = lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(devices, spec))
+    compiled = compile_step(over, jax.tree.map(place, args, specs[0]), contract)
+    certificate = compiled.certificate
+    assert certificate.holds and certificate.copies == ()
+    assert "idle" in {statement.id for statement in certificate.proved}
+    places = lambda array: [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+    def run(args: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        operands = jax.tree.map(place, args, specs[0])
+        initial = places(operands[0])
+        output, updated = compiled(*operands)
+        assert places(updated) == initial
+        return np.asarray(output), np.asarray(updated)
+
+    expected = [np.asarray(array) for array in jax.jit(step)(*args)]
+    for result, reference in zip(run(args), expected, strict=True):
+        np.testing.assert_array_equal(result, reference)
+    for lane in range(4):
+        neighbours = np.arange(4) != lane
+        for result, reference in zip(run(poisoned(lane)), expected, strict=True):
+            np.testing.assert_array_equal(result[neighbours], reference[neighbours])
+    return certificate
 
 
 def check_a_call_beside_is_found(
@@ -18,7 +104,7 @@ def check_a_call_beside_is_found(
     contract: LaneContract,
     target: str,
 ) -> None:
-    """Check that neither proof nor audit takes a call for one in place unless it says so; the kernel does not run.
+    """Check that proof and audit require a declared in-place call; nothing runs.
 
     Args:
         monkeypatch: takes the aliases from every call from now on.
@@ -27,16 +113,13 @@ def check_a_call_beside_is_found(
         target: of the call.
     """
     called = jax.ffi.ffi_call
-    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *given, input_output_aliases, **more: called(*given, **more))
-
-    def beside(*given: Any) -> Any:
-        return step(*given)
-
+    monkeypatch.setattr(jax.ffi, "ffi_call", lambda *args, input_output_aliases, **options: called(*args, **options))
+    plain = lambda *args: step(*args)
     with pytest.raises(IsolationError, match="aliases"):
-        compile_step(beside, args, contract)
+        compile_step(plain, args, contract)
     undeclared = replace(contract, opaque={target: replace(contract.opaque[target], aliases={})})
-    with pytest.raises(AuditError) as found:
-        compile_step(beside, args, undeclared)
-    assert {one.kind for one in found.value.findings} == {FindingKind.POOL_COPY}
+    with pytest.raises(AuditError) as error:
+        compile_step(plain, args, undeclared)
+    assert {finding.kind for finding in error.value.findings} == {FindingKind.POOL_COPY}
     with pytest.raises(jax.errors.JaxRuntimeError, match="not updated in place"):
-        jax.block_until_ready(jax.jit(beside)(*args))
+        jax.block_until_ready(jax.jit(plain)(*args))

@@ -1,4 +1,4 @@
-"""Bytes that devices exchange in a step: by the formulas of docs/devices.md, and counted in what XLA made of it."""
+"""Bytes exchanged in a step: by docs/devices.md, and counted in XLA's program."""
 
 import re
 from collections import Counter
@@ -40,28 +40,30 @@ def by_hand(
         step: "generate" samples a token for each lane, "verify" one behind each token, "score" has those of a text.
         top: most likely tokens of which scoring says the log-probabilities.
     """
-    found, lanes = Counter[Collective](), lanes // devices.data
+    mapping, lanes = Counter[Collective](), lanes // devices.data
     stream = lanes * tokens * config.hidden_size * 4
-    found[_exchange("psum", ("model",), devices, stream)] += 1
+    mapping[_exchange("psum", ("model",), devices, stream)] += 1
     for branch in (branch for layer in config.layers for branch in layer):
         axes = ("expert", "model") if isinstance(branch, MoeConfig) else ("model",)
-        found[_exchange("psum", axes, devices, stream)] += 1
+        mapping[_exchange("psum", axes, devices, stream)] += 1
         for numbers in _norms(branch, devices.model):
-            found[_exchange("psum", ("model",), devices, lanes * tokens * numbers * 4)] += 1
+            mapping[_exchange("psum", ("model",), devices, lanes * tokens * numbers * 4)] += 1
     sampled = lanes if step == "generate" else lanes * tokens
     if step == "score":
-        one = partial(_exchange, axes=("model",), devices=devices, size=4 * sampled)
+        function = partial(_exchange, axes=("model",), devices=devices, size=4 * sampled)
         # the greatest logit and the sum of exponentials, the logit of the text's token, whether it is the most likely
-        found += Counter({one("pmax"): 1, one("psum"): 2})
+        mapping += Counter({function("pmax"): 1, function("psum"): 2})
         for count in (1, top) if top else (1,):
-            found += Counter(one("all_gather", size=4 * sampled * count, dtype=dtype) for dtype in ("float32", "int32"))
+            mapping += Counter(
+                function("all_gather", size=4 * sampled * count, dtype=dtype) for dtype in ("float32", "int32")
+            )
     else:
-        found[_exchange("all_gather", ("model",), devices, sampled * config.vocab_size // devices.model * 4)] += 1
-    return Counter({one: count for one, count in found.items() if one.devices > 1})
+        mapping[_exchange("all_gather", ("model",), devices, sampled * config.vocab_size // devices.model * 4)] += 1
+    return Counter({item: count for item, count in mapping.items() if item.devices > 1})
 
 
 def ways_of_experts(devices: int, tokens: int, numbers: int) -> dict[str, list[Collective]]:
-    """Collectives of a layer whose experts are split over them, in either way, where no token is dropped.
+    """Collectives of a layer with split experts, in both ways, without drops.
 
     Args:
         devices: that have experts, of whatever number.
@@ -89,7 +91,7 @@ def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int
 
 
 def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
-    """Numbers of a row in each sum that is there because a norm goes over what several devices have."""
+    """Numbers per row in the sums of norms over several devices."""
     if isinstance(branch, PostNorm):
         return _norms(branch.inner, devices)
     if isinstance(branch, ParallelConfig):
@@ -103,16 +105,16 @@ def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
 
 def without_sources(collectives: Iterable[Collective]) -> Counter[Collective]:
     """The collectives of a certificate, as `by_hand` has them."""
-    return Counter(replace(one, source="") for one in collectives)
+    return Counter(replace(collective, source="") for collective in collectives)
 
 
 def in_bytes(collectives: Counter[Collective]) -> Exchanged:
     """All together, as `counted` has them."""
-    found = Exchanged()
-    for one, count in collectives.items():
-        operation = "all-gather" if one.operation == "all_gather" else "all-reduce"
-        found[operation, one.devices] += count * one.bytes
-    return found
+    exchanged = Exchanged()
+    for buffer, count in collectives.items():
+        operation = "all-gather" if buffer.operation == "all_gather" else "all-reduce"
+        exchanged[operation, buffer.devices] += count * buffer.bytes
+    return exchanged
 
 
 _COLLECTIVE = re.compile(
@@ -127,34 +129,34 @@ _ARRAY = re.compile(r"\b(?:f|s|u|bf)(\d+)\[([\d,]*)\]")
 
 
 def counted(text: str | None) -> Exchanged:
-    """Collectives in the text of a compiled program, each operation once, whether or not a loop repeats it.
+    """Count collectives in a compiled program's text, each operation once.
 
     Args:
         text: `jax.stages.Compiled.as_text()`.
     """
     assert text is not None, "the program has no text"
-    found = Exchanged()
+    exchanged = Exchanged()
     for line in text.splitlines():
-        one = _COLLECTIVE.search(line)
-        if one is None:
+        match = _COLLECTIVE.search(line)
+        if match is None:
             continue
-        devices = _devices(one["groups"])
-        arrays = _ARRAY.findall(one["shape"])
+        devices = _devices(match["groups"])
+        arrays = _ARRAY.findall(match["shape"])
         size = sum(int(bits) // 8 * prod(map(int, dims.split(",") if dims else ())) for bits, dims in arrays)
         # the result of a gather is what all devices had
-        found[one["operation"], devices] += size // devices if one["operation"] == "all-gather" else size
-    return found
+        exchanged[match["operation"], devices] += size // devices if match["operation"] == "all-gather" else size
+    return exchanged
 
 
 def collectives_in(text: str | None) -> list[str]:
-    """Opcodes of all operations by which devices exchange anything, as they stand in the text of a compiled program."""
+    """Opcodes of all exchanges in a compiled program's text."""
     assert text is not None, "the program has no text"
     lines = (line.split(", metadata=")[0] for line in text.splitlines())
-    return [found[1] for line in lines if (found := _OPCODE.search(line))]
+    return [match[1] for line in lines if (match := _OPCODE.search(line))]
 
 
 def _devices(groups: str) -> int:
-    """Number of devices that exchange: a list, a number of groups and their size, or axes of a mesh (jax 0.12)."""
+    """Number of exchanging devices: a list, group counts, or mesh axes (jax 0.12)."""
     if groups.startswith("{"):
         return groups.count(",") + 1
     if groups.startswith("["):

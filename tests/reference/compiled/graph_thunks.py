@@ -1,4 +1,4 @@
-"""What the host runs of a program for a GPU, from the list of thunks that XLA writes to a folder."""
+"""Host operations of a GPU program, from XLA's list of thunks in a folder."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,6 @@ ASKING_THE_HOST = frozenset({"While", "Conditional"})
 
 
 def thunks_outside_graphs(folder: Path) -> list[str]:
-    """Return the kinds of thunks that the host runs, of the program with the longest list."""
+    """Return the kinds of host-run thunks of the program with the longest list."""
     texts = [file.read_text() for file in folder.glob("*thunk_sequence_after_thunk_passes.txt")]
     return re.findall(r"^\d+: k(\w+)", max(texts, key=len), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Scheduled programs that hold a whole pool outside its bytes: each dtype, shape and operation, in each place.
+"""Scheduled programs with whole pools outside their bytes: dtypes, shapes, operations, places.
 
 They are written as text, and their buffers are assigned here, one for each value: XLA compiles none of them.
 """
@@ -22,17 +22,11 @@ from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Slice
 
 LANES, ROWS = 4, 9
 DTYPES: dict[str, tuple[Any, str, str]] = {
-    "f32": (jnp.float32, "bf16", "u32"),
-    "bf16": (jnp.bfloat16, "f32", "u16"),
-    "f16": (jnp.float16, "f32", "s16"),
-    "f8e4m3fn": (jnp.float8_e4m3fn, "f16", "u8"),
-    "s32": (jnp.int32, "f32", "f32"),
-    "s8": (jnp.int8, "s32", "u8"),
-    "s4": (jnp.int4, "s8", "u4"),
-    "pred": (jnp.bool_, "s32", "pred"),
-    "c64": (jnp.complex64, "c128", "c64"),
+    "f32": (jnp.float32, "bf16", "u32"), "bf16": (jnp.bfloat16, "f32", "u16"), "f16": (jnp.float16, "f32", "s16"),
+    "f8e4m3fn": (jnp.float8_e4m3fn, "f16", "u8"), "s32": (jnp.int32, "f32", "f32"), "s8": (jnp.int8, "s32", "u8"),
+    "s4": (jnp.int4, "s8", "u4"), "pred": (jnp.bool_, "s32", "pred"), "c64": (jnp.complex64, "c128", "c64"),
     "u32": (jnp.uint32, "f32", "s32"),
-}
+}  # fmt: skip
 """Dtypes of pools by XLA's names: JAX's, one to convert to, one of the same bits. Random keys are u32."""
 FORMS: dict[str, tuple[tuple[int, ...], int]] = {
     "numbers": ((ROWS,), 0),
@@ -63,7 +57,7 @@ MOVES = {
     "all-gather": "r = {gathered} all-gather(p), replica_groups={{{{0,1}}}}, dimensions={{{axis}}}",
     "sort": "r = {type} sort(p), dimensions={{{axis}}}, to_apply=less",
 }
-"""Operations that move a pool's elements: `r` holds those of `p`."""
+"""Operations that move a pool's elements: `r` holds the elements of `p`."""
 COMPUTATIONS = {
     "select": "z = {number} constant({zero})\n zeros = {type} broadcast(z), dimensions={{}}\n"
     " yes = pred[] constant(1)\n mask = {mask} broadcast(yes), dimensions={{}}\n r = {type} select(mask, p, zeros)",
@@ -71,7 +65,7 @@ COMPUTATIONS = {
     "comparison": "r = {mask} compare(p, p), direction=EQ",
     "call": 'r = {type} custom-call(p), custom_call_target="beside"',
 }
-"""Operations whose results are computed from a pool's elements, and new rows if these are the lanes'."""
+"""Operations with results computed from a pool's elements, and new rows if these are the lanes'."""
 PLACES = {
     "entry": """
 ENTRY main {{
@@ -134,7 +128,7 @@ ENTRY main {{
   ROOT pool_out = ({type}, f32[4]) tuple(pool, x)
 }}""",
 }
-"""Programs around an operation: as it is, in a fusion, in the body of a loop, in a branch."""
+"""Programs around an operation: bare, in a fusion, in the body of a loop, in a branch."""
 LESS = """
 less {{
   a = {number} parameter(0)
@@ -144,7 +138,7 @@ less {{
 
 
 def mutations(operation: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield dtype, form, operation and place of programs: each dtype in each form, in the four places by turns."""
+    """Yield dtype, form, operation and place, the four places by turns."""
     for i, dtype in enumerate(DTYPES):
         for j, (form, (dims, _)) in enumerate(FORMS.items()):
             places = [place for place in PLACES if (operation, place) != ("asynchronous copy", "fusion")]
@@ -169,7 +163,7 @@ def kinds_of(
 
 
 def executable_of(text: str) -> Executable:
-    """An executable of a program: values named "pool..." lie in the bytes of parameter 0, others each in its own."""
+    """An executable with "pool..." values in parameter 0 and others separate."""
     module = read_module(serialized("HloModule step, is_scheduled=true, input_output_alias={ {0}: (0, {}) }\n" + text))
     pool = module.main.parameters[0].array
     allocations = {0: Allocation(0, pool.bytes, 0, True, False, False)}
@@ -202,7 +196,7 @@ def _bound(dtype: str, form: str, by_lane: bool, lanes: int) -> BoundContract:
 def _text(dtype: str, form: str, operation: str, place: str) -> str:
     dims, axis = FORMS[form]
     _, wide, bits = DTYPES[dtype]
-    others = [i for i in range(len(dims)) if i != axis]
+    rest = [i for i in range(len(dims)) if i != axis]
     order = list(reversed(range(len(dims))))
 
     def array(sizes: tuple[int, ...], of: str = dtype) -> str:
@@ -210,8 +204,7 @@ def _text(dtype: str, form: str, operation: str, place: str) -> str:
         packed = f"{{{layout}:E(4)}}" if of in ("s4", "u4") else ""
         return f"{of}[{_listed(sizes)}]{packed}"
 
-    def rows(count: int) -> tuple[int, ...]:
-        return (*dims[:axis], count, *dims[axis + 1 :])
+    rows = lambda count: (*dims[:axis], count, *dims[axis + 1 :])
 
     def cut(start: int, stop: int) -> str:
         return ", ".join(f"[{start}:{stop}]" if i == axis else f"[0:{size}]" for i, size in enumerate(dims))
@@ -222,7 +215,7 @@ def _text(dtype: str, form: str, operation: str, place: str) -> str:
         "fewer": array(rows(ROWS - 1)), "flat": array((prod(rows(ROWS - 1)),)), "three": array(rows(3)),
         "six": array(rows(6)), "more": array(rows(ROWS + 2)), "twice": array((2, *dims)),
         "gathered": array(rows(2 * ROWS)), "but_one": cut(1, ROWS), "to_three": cut(0, 3), "from_three": cut(3, ROWS),
-        "axis": axis, "order": _listed(order), "others": _listed(others), "dims": _listed(dims),
+        "axis": axis, "order": _listed(order), "others": _listed(rest), "dims": _listed(dims),
         "row": _listed(rows(1)),
         "behind": _listed([i + 1 for i in range(len(dims))]), "starts": ", ".join("o" for _ in dims),
         "padding": "x".join("1_1" if i == axis else "0_0" for i in range(len(dims))),

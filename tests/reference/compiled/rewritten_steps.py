@@ -1,9 +1,10 @@
-"""Runs a step before and after a rewrite on random inputs and compares what a contract claims of it."""
+"""Run a step before and after a rewrite and compare its contract's claims."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
@@ -22,50 +23,60 @@ def graph_of(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContra
     return Graph(flatten(ir.trace(fn, *args)), contract.bind(fn, args))
 
 
+def brackets(pool, slots, x):
+    """Rows are written by `.at` and results collected, starting with lane 0 alone."""
+    out = jnp.zeros((len(x), 16))
+    for i, slot in enumerate(slots):
+        row = jnp.tanh(pool[slot]) * 0.5 + x[i]
+        pool = pool.at[slot].set(row)
+        out = out.at[i].set(row[0])
+    return pool, out
+
+
 def inputs(bound: BoundContract, idle: int, seed: int) -> list[np.ndarray]:
     """Random operands; `idle` lanes are on the null slot, the others on distinct random rows."""
     draw = np.random.default_rng(seed)
     active = np.ones(bound.lanes, bool)
     active[draw.permutation(bound.lanes)[:idle]] = False
-    found: list[np.ndarray] = []
-    for one in bound.inputs:
-        if isinstance(one.entry, SlotMap):
-            slots = 1 + draw.permutation(one.entry.size - 1)[: bound.lanes]
-            found.append(np.where(active, slots, 0).astype(np.int32))
+    results: list[np.ndarray] = []
+    for array in bound.inputs:
+        if isinstance(array.entry, SlotMap):
+            slots = 1 + draw.permutation(array.entry.size - 1)[: bound.lanes]
+            results.append(np.where(active, slots, 0).astype(np.int32))
             continue
-        dtype = np.dtype(one.dtype.name)
+        dtype = np.dtype(array.dtype.name)
         if np.issubdtype(dtype, np.integer):
-            found.append(draw.integers(0, 3, one.shape).astype(dtype))
+            results.append(draw.integers(0, 3, array.shape).astype(dtype))
         elif dtype == np.bool_:
-            found.append(draw.integers(0, 2, one.shape).astype(np.bool_))
+            results.append(draw.integers(0, 2, array.shape).astype(np.bool_))
         else:
-            found.append(draw.standard_normal(one.shape).astype(dtype))
-    return found
+            results.append(draw.standard_normal(array.shape).astype(dtype))
+    return results
 
 
 def claims(bound: BoundContract, operands: list[np.ndarray], results: list[Any]) -> Iterator[tuple[str, np.ndarray]]:
     """The results of active lanes, the rows other than the null row, and everything shared."""
-    slots = [value for one, value in zip(bound.inputs, operands, strict=True) if isinstance(one.entry, SlotMap)]
-    mapped = {name for one in bound.inputs if isinstance(one.entry, SlotMap) for name in one.entry.names}
+    slots = [value for entry, value in zip(bound.inputs, operands, strict=True) if isinstance(entry.entry, SlotMap)]
+    mapped = {name for entry in bound.inputs if isinstance(entry.entry, SlotMap) for name in entry.entry.names}
     active = np.flatnonzero(np.all([value != 0 for value in slots], axis=0)) if slots else np.arange(bound.lanes)
-    for one, result in zip(bound.outputs, results, strict=True):
+    for item, result in zip(bound.outputs, results, strict=True):
         array = np.asarray(result)
-        if isinstance(one.entry, Pool):
-            rows = np.arange(array.shape[one.entry.axis])
-            array = np.take(array, rows[rows != 0] if one.entry.group in mapped else rows, axis=one.entry.axis)
-        elif isinstance(one.entry, Lane):
-            array = np.take(array, active, axis=one.entry.axis)
-        yield one.path, array
+        if isinstance(item.entry, Pool):
+            rows = np.arange(array.shape[item.entry.axis])
+            array = np.take(array, rows[rows != 0] if item.entry.group in mapped else rows, axis=item.entry.axis)
+        elif isinstance(item.entry, Lane):
+            array = np.take(array, active, axis=item.entry.axis)
+        yield item.path, array
 
 
-def assert_same(before: Graph, after: Graph, tolerance: float = 0.0) -> None:
-    """Both programs agree on everything claimed: to the bit, or within a tolerance where a dot changed its rows."""
-    old, new = (jax.jit(ir.as_function(graph.program)) for graph in (before, after))
-    lanes = before.bound.lanes
+def assert_same(initial: Graph, final: Graph, tolerance: float = 0.0) -> None:
+    """Assert equal claimed results: bitwise, or within a tolerance for changed dots."""
+    old, new = (jax.jit(ir.as_function(graph.program)) for graph in (initial, final))
+    lanes = initial.bound.lanes
     for seed in range(RUNS):
-        operands = inputs(before.bound, (0, 0, 1, lanes - 1)[seed % 4], seed)
-        expected = dict(claims(before.bound, operands, old(*operands)))
-        got = dict(claims(after.bound, operands, new(*operands)))
+        operands = inputs(initial.bound, (0, 0, 1, lanes - 1)[seed % 4], seed)
+        expected = dict(claims(initial.bound, operands, old(*operands)))
+        got = dict(claims(final.bound, operands, new(*operands)))
         for path, value in expected.items():
             if tolerance:
                 np.testing.assert_allclose(got[path], value, rtol=tolerance, atol=tolerance, err_msg=path)
@@ -82,20 +93,20 @@ def is_proved(graph: Graph) -> bool:
     return True
 
 
-def rewrite(one: Pass, graph: Graph) -> tuple[Graph, str]:
+def rewrite(item: Pass, graph: Graph) -> tuple[Graph, str]:
     """The graph after one pass, and the pass's report.
 
-    It is valid, proved if the one before it was, and a second run leaves it as it is.
+    It is valid, proved if the one before it was, and a second run changes nothing.
     """
-    said: list[str] = []
-    after = one.run(graph, said.append)
-    ir.check(after.program)
-    assert after.bound is graph.bound
+    messages: list[str] = []
+    run = item.run(graph, messages.append)
+    ir.check(run.program)
+    assert run.bound is graph.bound
     if is_proved(graph):
-        prove_jaxpr(after.program, after.bound)
-    again = one.run(after)
-    assert again is after, "a second run changed the graph again"
-    return after, "; ".join(said)
+        prove_jaxpr(run.program, run.bound)
+    repeat = item.run(run)
+    assert repeat is run, "a second run changed the graph again"
+    return run, "; ".join(messages)
 
 
 def primitives(graph: Graph) -> list[str]:
@@ -104,6 +115,6 @@ def primitives(graph: Graph) -> list[str]:
 
 def copies(graph: Graph, donate: tuple[int, ...]) -> int:
     """Copies of whole pools in the compiled step."""
-    values = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in graph.bound.inputs]
+    values = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in graph.bound.inputs]
     compiled = jax.jit(ir.as_function(graph.program), donate_argnums=donate).lower(*values).compile()
     return len(audit(compiled, graph.bound).copies)

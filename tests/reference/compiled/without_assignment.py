@@ -1,4 +1,4 @@
-"""Executables that do not give out their buffer assignment, as those of every backend but the CPU's."""
+"""Executables without buffer assignment, as on every backend but CPUs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ SIZES = ("temp", "argument", "output", "alias")
 
 
 class WithoutAssignment:
-    """A compiled program whose memory analysis has sizes alone."""
+    """A compiled program with sizes alone in its memory analysis."""
 
     def __init__(self, compiled: jax.stages.Compiled):
         self._compiled = compiled
@@ -26,15 +26,15 @@ class WithoutAssignment:
         return self._compiled(*args)
 
     def memory_analysis(self) -> Any:
-        known: Any = self._compiled.memory_analysis()
-        sizes = {f"{name}_size_in_bytes": getattr(known, f"{name}_size_in_bytes") for name in SIZES}
+        table: Any = self._compiled.memory_analysis()
+        sizes = {f"{name}_size_in_bytes": getattr(table, f"{name}_size_in_bytes") for name in SIZES}
         return SimpleNamespace(serialized_buffer_assignment_proto=b"", **sizes)
 
 
 def hide_assignments(
     monkeypatch: pytest.MonkeyPatch, written: Callable[[Path, dict[str, Any]], None] = lambda *_: None
 ) -> list[dict[str, Any]]:
-    """Hide the buffer assignment of every executable from now on, so that every platform is asked for a dump.
+    """Hide every executable's buffer assignment, so that platforms are asked for a dump.
 
     Args:
         written: is given the folder and the options of each compilation with a dump after XLA has written it.
@@ -42,22 +42,22 @@ def hide_assignments(
     Returns:
         The options of every compilation, as they come.
     """
-    compile, seen = jax.stages.Lowered.compile, list[dict[str, Any]]()
+    compile, calls = jax.stages.Lowered.compile, list[dict[str, Any]]()
 
     def hiding(self: jax.stages.Lowered, compiler_options: dict[str, Any] | None = None) -> Any:
         options = compiler_options or {}
-        seen.append(options)
-        made = compile(self, compiler_options)
+        calls.append(options)
+        result = compile(self, compiler_options)
         if buffer_assignment.FOLDER in options:
             written(Path(options[buffer_assignment.FOLDER]), options)
-        return WithoutAssignment(made)
+        return WithoutAssignment(result)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", hiding)
     monkeypatch.setattr(buffer_assignment, "GIVEN_OUT", frozenset())
-    return seen
+    return calls
 
 
 def erase(folder: Path, options: dict[str, Any] | None = None) -> None:
-    """Delete what XLA has written."""
+    """Delete XLA's files."""
     for path in folder.iterdir():
         path.unlink()

@@ -1,4 +1,4 @@
-"""Result files of scripts/check_device.py: at most 8 of at most 16 MiB in one folder, each replaced as a whole."""
+"""Result files of scripts/check_device.py: at most 8 of 16 MiB, replaced whole."""
 
 import io
 import tarfile
@@ -10,14 +10,14 @@ from device_records import KINDS, RECORDS
 MAX_FILES, MAX_BYTES = 8, 16 << 20
 MAX_LOG = 2 << 20
 TAR_BLOCK = 512
-"""Bytes of a header of a tar file, and a multiple of which each of its files takes."""
+"""Bytes of a header of a tar file; its files take multiples of it."""
 
 
 RESULTS = ("page.md", "log.txt", "left-out.txt", RECORDS, *(f"{kind}.tar" for kind in KINDS))
 
 
 def clear_results(folder: Path) -> None:
-    """Make the folder of the results, and remove those of an earlier check."""
+    """Create the results folder and remove earlier results."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in RESULTS:
         (folder / name).unlink(missing_ok=True)
@@ -29,17 +29,17 @@ def write_page(folder: Path, text: str) -> None:
 
 
 def write_log(folder: Path, logs: Mapping[str, Path]) -> None:
-    """Replace log.txt: the end of what each part has printed, with full tracebacks."""
-    whole, each = bytearray(), MAX_LOG // max(1, len(logs))
+    """Replace log.txt: the end of each part's output, with tracebacks."""
+    full, each = bytearray(), MAX_LOG // max(1, len(logs))
     for part, file in logs.items():
         content = file.read_bytes() if file.exists() else b""
         cut = f"\n... {len(content) - each:,} bytes left out" if len(content) > each else ""
-        whole += f"== {part}{cut}\n".encode() + content[-each:]
-    _replace(folder / "log.txt", bytes(whole))
+        full += f"== {part}{cut}\n".encode() + content[-each:]
+    _replace(folder / "log.txt", bytes(full))
 
 
 def write_archives(folder: Path, evidence: Path) -> None:
-    """Replace arrays.tar, profiles.tar and programs.tar by all evidence so far; left-out.txt names what has no room."""
+    """Replace the three archives by all evidence; left-out.txt names the rest."""
     left_out = []
     for kind in KINDS:
         files = sorted((evidence / kind).glob("*.gz"), key=lambda file: (file.stat().st_mtime, file.name))

@@ -1,4 +1,4 @@
-"""Checks of a device on a loaded model: certificates of all steps, isolation of lanes, rows that were used before.
+"""Device checks on a loaded model: certificates, isolation of lanes, reused rows.
 
 scripts/check_device.py runs them in its last part and `pytest -m gpu` one by one. Each returns figures, or raises.
 """
@@ -21,7 +21,7 @@ IDLE = 3
 
 
 def golden_model(name: str, kernels: str) -> hybridlm.LM:
-    """Load a tiny model with the lanes and the context that `disturbed_lanes` needs; faults are warnings."""
+    """Load a tiny model with `disturbed_lanes`' sizes; faults are warnings."""
     return hybridlm.load(
         GOLDEN / name, lanes=4, context=140, chunk=7, dtype="float32", certify="warn", progress=False, kernels=kernels
     )
@@ -42,7 +42,7 @@ def certificates(lm: hybridlm.LM) -> dict[str, Any]:
 
 
 def isolation(lm: hybridlm.LM) -> dict[str, Any]:
-    """Disturb every second lane of each step, in all arrays at once; no bit of the other lanes may change."""
+    """Disturb every second lane in all arrays; other lanes must keep all bits."""
     faults, shapes = list[str](), _shapes(lm)
     for shape in shapes:
         reached, inert = disturb_halves(lm, shape)
@@ -52,7 +52,7 @@ def isolation(lm: hybridlm.LM) -> dict[str, Any]:
 
 
 def each_lane(lm: hybridlm.LM) -> dict[str, Any]:
-    """Disturb each lane of each step in turn, an array at a time; no bit of the other lanes may change."""
+    """Disturb each lane and array in turn; other lanes must keep all bits."""
     faults, shapes = list[str](), _shapes(lm)
     for shape in shapes:
         influence = measure(lm, shape)
@@ -63,7 +63,7 @@ def each_lane(lm: hybridlm.LM) -> dict[str, Any]:
 
 
 def used_rows(lm: hybridlm.LM) -> dict[str, Any]:
-    """Fill rows with NaN, and leave rows of earlier sequences; no bit of a result may change."""
+    """Fill rows with NaN or old sequences; results must keep all bits."""
     check_reused_rows(lm)
     return {}
 

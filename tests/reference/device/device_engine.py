@@ -1,4 +1,4 @@
-"""Part 6: isolation, certificates, whole completions of a model of 752 million parameters, a mixed batch.
+"""Part 6: isolation, certificates, completions of a 752M model, a mixed batch.
 
 python tests/reference/device/device_engine.py FOLDER [tiny]    # writes the checkpoint that the part loads
 """
@@ -73,7 +73,7 @@ def _checks(
     load: Callable[[], hybridlm.LM],
     checks: dict[str, Callable[[hybridlm.LM], dict[str, Any]]],
 ) -> None:
-    """Run checks on a model, which the first of them loads."""
+    """Run checks on a model that the first check loads."""
     models: list[hybridlm.LM] = []
 
     def run(check: Callable[[hybridlm.LM], dict[str, Any]]) -> dict[str, Any]:
@@ -104,20 +104,20 @@ def _generate(lm: hybridlm.LM) -> dict[str, Any]:
     start = time.perf_counter()
     completions = lm.generate(prompts, max_tokens=length, **settings)
     seconds = time.perf_counter() - start
-    again = lm.generate(prompts, max_tokens=length, **settings)
+    repeat = lm.generate(prompts, max_tokens=length, **settings)
     figures = {"first call, s": first, "tokens/s": lanes * length / seconds, "lanes": lanes}
-    if [one.token_ids for one in completions] != [one.token_ids for one in again]:
+    if [completion.token_ids for completion in completions] != [completion.token_ids for completion in repeat]:
         raise Failure("expected the same tokens in a second run", figures)
     return figures
 
 
 def _stream(lm: hybridlm.LM) -> dict[str, Any]:
-    """Compare the tokens of a sampled prompt alone with those of the same prompt among others, at the same shape."""
+    """Compare a sampled prompt's tokens alone and in a batch of equal shape."""
     rng = np.random.default_rng(9)
     prompts = [rng.integers(1, lm.config.vocab_size, length).tolist() for length in range(5, 5 + lm.engine.lanes)]
-    others = [prompts[0], *(prompt[::-1] for prompt in prompts[1:])]
+    rest = [prompts[0], *(prompt[::-1] for prompt in prompts[1:])]
     runs: list[list[int]] = [[], []]
-    for tokens, texts in zip(runs, (prompts, others), strict=True):
+    for tokens, texts in zip(runs, (prompts, rest), strict=True):
         for event in lm.stream(texts, max_tokens=24, **SAMPLED_STREAM):
             if event.index == 0 and event.token is not None:
                 tokens.append(event.token)

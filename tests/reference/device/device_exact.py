@@ -1,4 +1,4 @@
-"""Operations with kernels in float64, written as their equations in NumPy, for some lanes or rows of their operands."""
+"""Kernel operations in float64 NumPy, for some lanes or rows."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def exact_attention(query: Any, key: Any, value: Any, position: Any, value_size: int, lane: int) -> np.ndarray:
-    """Return the attention of a lane's tokens, float64 `[token, head, value]`; tokens at position -1 have zeros.
+    """Return a lane's attention, float64 `[token, head, value]`; position -1 gives zeros.
 
     Args:
         query: scaled, `[lane, token, head, key]`.
@@ -23,25 +23,25 @@ def exact_attention(query: Any, key: Any, value: Any, position: Any, value_size:
         keys = np.asarray(key[lane, kv_head, :last], np.float64)
         values = keys[:, :value_size] if value is None else np.asarray(value[lane, kv_head, :last], np.float64)
         for token, position in enumerate(positions):
-            own = slice(kv_head * groups, (kv_head + 1) * groups)
-            scores = queries[token, own] @ keys[: position + 1].T
+            part = slice(kv_head * groups, (kv_head + 1) * groups)
+            scores = queries[token, part] @ keys[: position + 1].T
             weights = np.exp(scores - scores.max(axis=1, keepdims=True)) if position >= 0 else scores
-            out[token, own] = (weights @ values[: position + 1]) / np.maximum(
+            out[token, part] = (weights @ values[: position + 1]) / np.maximum(
                 weights.sum(axis=1, keepdims=True), 1e-300
             )
     return out
 
 
 def exact_recurrence(form: str, operands: tuple[Any, ...], lane: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the outputs `[token, head, value]` and the state `[head, value, key]` of a lane in float64.
+    """Return a lane's outputs `[token, head, value]` and state `[head, value, key]` in float64.
 
     Args:
         form: "delta rule", "KDA" or "SSD".
         operands: query, key, value, log decay, beta, state, valid, fresh, as of `RecurrenceInputs`.
         lane: which.
     """
-    own = [np.asarray(array[lane], np.float64) for array in operands]
-    query, key, value, decay, beta, state, valid, fresh = own
+    arrays = [np.asarray(array[lane], np.float64) for array in operands]
+    query, key, value, decay, beta, state, valid, fresh = arrays
     repeats = value.shape[1] // query.shape[1]
     query, key = np.repeat(query, repeats, axis=1), np.repeat(key, repeats, axis=1)
     state, out = np.zeros_like(state) if fresh else state, np.zeros(value.shape)
@@ -57,13 +57,13 @@ def exact_recurrence(form: str, operands: tuple[Any, ...], lane: int) -> tuple[n
 
 
 def exact_product(x: Any, numbers: Any, row: int) -> np.ndarray:
-    """Return a row's product with a matrix `[out, in]` in float64; the row is rounded to the dtype of the numbers."""
+    """Return a row's product with `[out, in]` in float64, after rounding the row."""
     rounded = np.asarray(x[row]).astype(numbers.dtype)
     return np.asarray(numbers, np.float64) @ np.asarray(rounded, np.float64)
 
 
 def exact_convolution(x: Any, weight: Any, state: Any, length: int, fresh: bool) -> np.ndarray:
-    """Return the outputs `[token, channel]` of a lane's short convolution with SiLU in float64; padding has zeros.
+    """Return a lane's short convolution with SiLU in float64; padding is zero.
 
     Args:
         x: `[token, channel]`.
@@ -72,8 +72,8 @@ def exact_convolution(x: Any, weight: Any, state: Any, length: int, fresh: bool)
         length: real tokens.
         fresh: the lane begins; its state is zero.
     """
-    before = np.asarray(state, np.float64) * (not fresh)
-    inputs = np.concatenate([before, np.asarray(x, np.float64)])
+    initial = np.asarray(state, np.float64) * (not fresh)
+    inputs = np.concatenate([initial, np.asarray(x, np.float64)])
     taps = np.asarray(weight, np.float64)[:, 0].T
     out = np.zeros(np.asarray(x).shape)
     for token in range(length):

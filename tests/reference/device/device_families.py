@@ -1,4 +1,4 @@
-"""Part 3: every family in float32, in sizes that kernels take, compared with numbers of a CPU in the repository.
+"""Part 3: every family in float32 against stored CPU numbers, in kernel sizes.
 
     python tests/reference/device/device_families.py    # computes the numbers of a CPU anew: family_numbers.npz
 
@@ -91,10 +91,10 @@ def _check(name: str, mode: str, expected: dict[str, np.ndarray], checked: dict[
         raise Failure("the checkpoint has other weights: NumPy's random numbers have changed", {})
     tolerance = 2 * TOLERANCES[family]
     errors = {key: _error(numbers[key], expected[f"{name}/{key}"]) for key in ("scores", "logprobs")}
-    same = (numbers["greedy"] == expected[f"{name}/greedy"]).mean()
-    figures = {**errors, "equal greedy tokens": float(same), "tolerance": tolerance}
+    mean = (numbers["greedy"] == expected[f"{name}/greedy"]).mean()
+    figures = {**errors, "equal greedy tokens": float(mean), "tolerance": tolerance}
     # behind a near tie completions and their log-probabilities are of other tokens
-    wrong = errors["scores"] > tolerance or (same == 1 and errors["logprobs"] > tolerance) or same < 0.5
+    wrong = errors["scores"] > tolerance or (mean == 1 and errors["logprobs"] > tolerance) or mean < 0.5
     if wrong or not np.isfinite(errors["scores"]):
         raise Failure(f"expected differences of at most {tolerance}, got {figures}", figures)
     return figures

@@ -1,4 +1,4 @@
-"""Operations with kernels in sizes of published models, their operands on the device, and their results in float64."""
+"""Kernel operations in published sizes, with device operands and float64 results."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -104,16 +104,11 @@ TINY = (
 
 
 def kernel_cases(platform: str, tiny: bool) -> list[KernelCase]:
-    """Return all cases: the first of each operation, then the second of each, and so on."""
+    """Return all cases, the first of each operation before the second."""
     sizes: tuple[Any, ...] = TINY if tiny else (ATTENTION, RECURRENCES, CONVOLUTIONS, EXPERTS, PRODUCTS, FILTERS)
     makers: tuple[Callable[..., KernelCase], ...] = (
-        _attention,
-        _recurrence,
-        _convolution,
-        _experts,
-        _product,
-        _filters,
-    )
+        _attention, _recurrence, _convolution, _experts, _product, _filters,
+    )  # fmt: skip
     columns = [[make(platform, *row) for row in rows] for make, rows in zip(makers, sizes, strict=True)]
     longest = max(map(len, columns))
     return [column[number] for number in range(longest) for column in columns if number < len(column)]
@@ -122,8 +117,8 @@ def kernel_cases(platform: str, tiny: bool) -> list[KernelCase]:
 def _keys() -> Iterator[jax.Array]:
     key = jax.random.key(11)
     while True:
-        key, own = jax.random.split(key)
-        yield own
+        key, local = jax.random.split(key)
+        yield local
 
 
 def _normal(keys: Iterator[jax.Array], *shape: int, dtype: Any = jnp.float32) -> jax.Array:
@@ -131,7 +126,7 @@ def _normal(keys: Iterator[jax.Array], *shape: int, dtype: Any = jnp.float32) ->
 
 
 def _lengths(lanes: int, tokens: int) -> np.ndarray:
-    """Return full lanes but the second, which is idle, and the third, which is half full."""
+    """Return full lanes, except an idle second and a half-full third."""
     lengths = np.full(lanes, tokens, np.int32)
     lengths[1:3] = [0, -(-tokens // 2)][: lanes - 1]
     return lengths
@@ -142,26 +137,26 @@ def _attention(
     context: int, visible: int,
 ) -> KernelCase:  # fmt: skip
     positions = visible - tokens - 7 * np.arange(lanes, dtype=np.int32) % max(1, visible // 4)
-    at = positions[:, None] + np.arange(tokens, dtype=np.int32)[None]
+    i = positions[:, None] + np.arange(tokens, dtype=np.int32)[None]
     form = "latent attention" if latent else "attention"
 
     def operands() -> tuple[Any, ...]:
         keys = _keys()
-        caches = [_normal(keys, lanes, kv_heads, context, one, dtype=jnp.bfloat16) for one in (size + latent, size)]
+        caches = [_normal(keys, lanes, kv_heads, context, item, dtype=jnp.bfloat16) for item in (size + latent, size)]
         caches[1:] = [caches[1][:, :, :2]] if latent else caches[1:]
-        return _normal(keys, lanes, tokens, heads, size + latent), *caches, jnp.asarray(at), jnp.ones(at.shape, bool)
+        return _normal(keys, lanes, tokens, heads, size + latent), *caches, jnp.asarray(i), jnp.ones(i.shape, bool)
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
         query, key, value, position, _ = operands
         lane = lanes - 1
-        one = [np.asarray(array[lane : lane + 1]) for array in (query, key, value, position)]
+        arrays = [np.asarray(array[lane : lane + 1]) for array in (query, key, value, position)]
         exact = exact_attention(
-            one[0] * np.float32(key.shape[-1] ** -0.5), one[1], None if latent else one[2], one[3], size, 0
+            arrays[0] * np.float32(key.shape[-1] ** -0.5), arrays[1], None if latent else arrays[2], arrays[3], size, 0
         )
         return [(results[0][lane], exact)]
 
     row = kv_heads * (size + (latent or size)) * 2
-    moved = int(np.sum(at[:, -1] + 1)) * row + 4 * lanes * tokens * heads * (2 * size + latent)
+    moved = int(np.sum(i[:, -1] + 1)) * row + 4 * lanes * tokens * heads * (2 * size + latent)
     name = f"{model}, {form}, {tokens} x {lanes}, {visible} of {context}"
     return KernelCase(name, partial(attention, platform, form, size), operands, compared, moved)
 
@@ -172,19 +167,19 @@ def _recurrence(
     lengths = _lengths(lanes, tokens)
 
     def operands() -> tuple[Any, ...]:
-        keys, here = _keys(), (lanes, tokens)
-        vectors = [_normal(keys, *here, key_heads, key) for _ in range(2)]
+        keys, source = _keys(), (lanes, tokens)
+        vectors = [_normal(keys, *source, key_heads, key) for _ in range(2)]
         vectors[1] /= jnp.linalg.norm(vectors[1], axis=-1, keepdims=True)
         return (
-            *vectors, _normal(keys, *here, heads, value),
-            -jnp.abs(_normal(keys, *here, heads, *([key] if form == "KDA" else []))),
-            jax.nn.sigmoid(_normal(keys, *here, heads)), _normal(keys, lanes, heads, value, key),
+            *vectors, _normal(keys, *source, heads, value),
+            -jnp.abs(_normal(keys, *source, heads, *([key] if form == "KDA" else []))),
+            jax.nn.sigmoid(_normal(keys, *source, heads)), _normal(keys, lanes, heads, value, key),
             jnp.arange(tokens)[None] < lengths[:, None], jnp.asarray((np.arange(lanes) % 3 == 2) & (lengths > 0)),
         )  # fmt: skip
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
         lane = 2 % lanes
-        return list(zip((one[lane] for one in results), exact_recurrence(form, operands, lane), strict=True))
+        return list(zip((result[lane] for result in results), exact_recurrence(form, operands, lane), strict=True))
 
     state, token = 4 * heads * value * key, 4 * (2 * key_heads * key + 2 * heads * value + 2 * heads)
     token += 4 * heads * key if form == "KDA" else 0
@@ -219,21 +214,21 @@ def _packed(keys: Iterator[jax.Array], shape: tuple[int, ...], scheme: str) -> A
     """Return a random matrix `[..., out, in]`, plain in bfloat16 or packed."""
     if not scheme:
         return _normal(keys, *shape, dtype=jnp.bfloat16) * jnp.bfloat16(shape[-1] ** -0.5)
-    (kind, whole, zero), group = PACKED[scheme]
+    (kind, full, zero), group = PACKED[scheme]
     group = min(group, shape[-1]) or shape[-1]
     width = shape[-1] // 2 if kind in ("int4", "e2m1") else shape[-1]
     codes = jax.random.randint(next(keys), (*shape[:-1], width), 0, 256, jnp.int32).astype(jnp.uint8)
     codes = jnp.where(codes & 127 == 127, 3, codes).astype(jnp.uint8) if kind == "e4m3" else codes
     codes = codes.astype(jnp.int8) if kind == "int8" else codes
     scale = (0.01 * _normal(keys, *shape[:-1], shape[-1] // group)).astype(jnp.bfloat16)
-    whole = jnp.abs(_normal(keys, *shape[:-1], 1)) if whole else None
+    full = jnp.abs(_normal(keys, *shape[:-1], 1)) if full else None
     zero = jax.random.randint(next(keys), scale.shape, 0, 16, jnp.int32).astype(codes.dtype) if zero else None
-    return QuantisedWeight(codes, scale, whole, zero, kind, "bfloat16", in_blocks=False)
+    return QuantisedWeight(codes, scale, full, zero, kind, "bfloat16", in_blocks=False)
 
 
 def _bytes(shape: tuple[int, ...], scheme: str) -> int:
     types = jax.eval_shape(lambda: _packed(_keys(), shape, scheme))
-    return sum(math.prod(one.shape) * one.dtype.itemsize for one in jax.tree.leaves(types))
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(types))
 
 
 def _experts(platform: str, model: str, experts: int, outputs: int, inputs: int, rows: int, scheme: str) -> KernelCase:
@@ -243,13 +238,12 @@ def _experts(platform: str, model: str, experts: int, outputs: int, inputs: int,
         keys = _keys()
         return _normal(keys, rows, inputs), _packed(keys, (experts, outputs, inputs), scheme), jnp.asarray(chosen)
 
-    def run(*operands: Any, kernels: str) -> Any:
-        return experts_product(*operands, devices=Devices(platform=platform, kernels=kernels))
+    run = lambda *operands, kernels: experts_product(*operands, devices=Devices(platform=platform, kernels=kernels))
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
         x, weight, expert = operands
-        own = jax.tree.map(lambda array: array[int(expert[rows - 1])], weight)
-        return [(results[0][rows - 1], exact_product(x, np.asarray(_numbers(own)), rows - 1))]
+        tree = jax.tree.map(lambda array: array[int(expert[rows - 1])], weight)
+        return [(results[0][rows - 1], exact_product(x, np.asarray(_numbers(tree)), rows - 1))]
 
     moved = len(set(chosen.tolist())) * _bytes((1, outputs, inputs), scheme) + 4 * rows * (inputs + outputs)
     return KernelCase(f"{model}, experts, {rows} rows {scheme}".strip(), run, operands, compared, moved)
@@ -277,7 +271,7 @@ def _numbers(weight: Any) -> Any:
 
 
 def _filters(platform: str, model: str, vocabulary: int, lanes: int) -> KernelCase:
-    """Tokens are those of the plain form; there is nothing in float64 to compare."""
+    """Tokens equal the plain form's; float64 offers no comparison."""
 
     def operands() -> tuple[Any, ...]:
         keys = _keys()

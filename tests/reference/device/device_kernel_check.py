@@ -1,4 +1,4 @@
-"""Part 2: every kernel in sizes of published models: error against float64, 50 repeats bit by bit, microseconds, GB/s.
+"""Part 2: kernels in published sizes: float64 error, 50 equal repeats, time, GB/s.
 
 Threads compile all kernels ahead. Results are compared as programs are ready, and only then are the kernels timed, so
 that no compilation runs during a timing.
@@ -31,7 +31,7 @@ COMPILE_SHARE = 0.6
 
 @dataclass
 class Compiled:
-    """A case's programs; `lowered` is the first one before XLA, None where no kernel is chosen."""
+    """A case's programs; `lowered` precedes XLA, None without a kernel."""
 
     case: KernelCase
     lowered: jax.stages.Lowered | None
@@ -99,20 +99,20 @@ def compare_case(
     Raises:
         Failure: a number is wrong, or a repeat has other bits.
     """
-    once = _program(program).once
-    assert once is not None
+    single = _program(program).once
+    assert single is not None
     operands = jax.jit(case.operands)()
-    results = as_tuple(once(*operands))
+    results = as_tuple(single(*operands))
     error = max(_error(result, exact) for result, exact in case.compared(operands, results))
-    differing = [jnp.asarray(_differ(results, as_tuple(once(*operands)))) for _ in range(repeats)]
-    others = sum(map(bool, differing))
-    figures = {"error": error, "repeats with other bits": others}
-    if not error <= MAX_ERROR or others:
+    differing = [jnp.asarray(_differ(results, as_tuple(single(*operands)))) for _ in range(repeats)]
+    total = sum(map(bool, differing))
+    figures = {"error": error, "repeats with other bits": total}
+    if not error <= MAX_ERROR or total:
         pairs = case.compared(operands, results)
-        both = {
+        sides = {
             f"{name} {number}": pair[place] for number, pair in enumerate(pairs) for place, name in enumerate(NAMES)
         }
-        records.write_arrays(case.name, both)
+        records.write_arrays(case.name, sides)
         raise Failure(f"expected an error of at most {MAX_ERROR:.0e} and equal bits, got {figures}", figures)
     return figures
 
@@ -127,10 +127,10 @@ def _error(result: Any, exact: np.ndarray) -> float:
 
 
 @jax.jit
-def _differ(one: Any, other: Any) -> Any:
+def _differ(item: Any, other: Any) -> Any:
     """Return whether any bit of two results differs."""
     words = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-    pairs = [[array.view(words[array.dtype.itemsize]) for array in both] for both in zip(one, other, strict=True)]
+    pairs = [[array.view(words[array.dtype.itemsize]) for array in pair] for pair in zip(item, other, strict=True)]
     return jnp.any(jnp.stack([jnp.any(first != second) for first, second in pairs]))
 
 

@@ -27,13 +27,10 @@ Operation = Callable[..., Any]
 
 
 def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Operation, tuple[Any, ...]]]:
-    """Yield name, function of arrays and `kernels`, and arrays; lanes have different lengths, and some are idle."""
+    """Yield name, function of arrays and `kernels`, and arrays with ragged lanes."""
     rng = np.random.default_rng(11)
     heads, size, context = (sizes[name] for name in ("heads", "size", "context"))
-
-    def draw(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.normal(size=shape).astype(np.float32))
-
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape).astype(np.float32))
     for tokens in (1, 5, sizes["prompt"]):
         lanes = sizes["lanes"] if tokens < 16 else max(2, sizes["lanes"] // 8)
         lengths = jnp.asarray(rng.integers(0, tokens + 1, lanes).astype(np.int32))
@@ -65,13 +62,13 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
             draw(lanes, tokens, heads * size), draw(heads * size, 1, 4),
             draw(lanes, 3, heads * size).astype(jnp.bfloat16), lengths, valid, fresh,
         )  # fmt: skip
-        at = jnp.asarray(rng.integers(0, context - tokens, lanes).astype(np.int32))[:, None] + jnp.arange(tokens)[None]
+        i = jnp.asarray(rng.integers(0, context - tokens, lanes).astype(np.int32))[:, None] + jnp.arange(tokens)[None]
         for form, kv_heads, row in (("attention", 2, size), ("latent attention", 1, size + size // 2)):
             if form != "attention" and row - size < 16:
                 continue
-            cache = [draw(lanes, kv_heads, context, one).astype(jnp.bfloat16) for one in (row, size)]
+            cache = [draw(lanes, kv_heads, context, item).astype(jnp.bfloat16) for item in (row, size)]
             yield f"{form}, {tokens}", partial(attention, platform, form, size), (
-                draw(lanes, tokens, 2 * kv_heads, row), *cache, at, valid
+                draw(lanes, tokens, 2 * kv_heads, row), *cache, i, valid
             )  # fmt: skip
 
 
@@ -92,10 +89,10 @@ def convolution(platform: str, *arrays: Any, kernels: str) -> Any:
 
 
 def attention(platform: str, form: str, size: int, *arrays: Any, kernels: str) -> Any:
-    query, key, value, at, valid = arrays
+    query, key, value, i, valid = arrays
     cache = KVCache(key, value if form == "attention" else None)
     query = query * key.shape[-1] ** -0.5
-    return attend(query, cache, at, valid, kv_blocks(key.shape[2]), size, Devices(platform=platform, kernels=kernels))
+    return attend(query, cache, i, valid, kv_blocks(key.shape[2]), size, Devices(platform=platform, kernels=kernels))
 
 
 def _experts(platform: str, *arrays: Any, kernels: str) -> Any:

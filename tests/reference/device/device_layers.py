@@ -1,4 +1,4 @@
-"""Part 4: four layers of Qwen3.5-35B-A3B in full width: milliseconds of steps, their floor, and both for all layers.
+"""Part 4: four full-width Qwen3.5-35B-A3B layers: step times, floors, and totals.
 
 Weights are random and made on the device. Steps are neither proved nor audited here: part 6 does that. The floor of all
 layers is that of four, and of each further four what eight have more.
@@ -60,7 +60,7 @@ class LayerStep:
     program: "Future[CompiledStep]"
 
 
-def check_layers(records: Records, rehearse: bool, few: bool = False) -> None:
+def check_layers(records: Records, rehearse: bool, short: bool = False) -> None:
     """Run part 4.
 
     Args:
@@ -68,7 +68,7 @@ def check_layers(records: Records, rehearse: bool, few: bool = False) -> None:
         rehearse: tiny layers, interpreted kernels.
         few: fewer steps, without profiles.
     """
-    sizes = TINY_STEPS if rehearse else FEW_STEPS if few else STEPS
+    sizes = TINY_STEPS if rehearse else FEW_STEPS if short else STEPS
     modes = ("interpret", "off") if rehearse else ("auto", "off")
     steps = [(f"{step_name(*size)}, {mode}", size, mode) for size in sizes for mode in modes]
     records.plan([name for name, _, _ in steps])
@@ -87,7 +87,7 @@ def check_layers(records: Records, rehearse: bool, few: bool = False) -> None:
     ready = [step.program for step in compiled.values() if isinstance(step, LayerStep)]
     wait(ready, timeout=max(0.0, COMPILE_SHARE * records.seconds_left))
     for name, step in compiled.items():
-        keep = not few and name in [steps[number][0] for number in range(min(4, len(steps)))]
+        keep = not short and name in [steps[number][0] for number in range(min(4, len(steps)))]
         records.check(name, partial(_timed, name, step, target, records, keep, rehearse))
     threads.shutdown(wait=False, cancel_futures=True)
 
@@ -98,7 +98,7 @@ def step_name(lanes: int, tokens: int, context: int, visible: int) -> str:
 
 
 def layer_engine(layers: int, lanes: int, context: int, kernels: str, tiny: bool) -> Engine:
-    """Return an engine of the first layers of the model without weights; its steps are not proved."""
+    """Return an engine of the first layers without weights or proofs."""
     if tiny:
         config: dict[str, Any] = {"model_type": variant("sparse_base").family, **variant("sparse_base").text}
     else:
@@ -123,11 +123,11 @@ def random_parameters(engine: Engine) -> tuple[jax.Array, ...]:
         return (numbers * jnp.bfloat16(shape[-1] ** -0.5 if len(shape) > 1 else 0.1)).astype(dtype)
 
     leaves, tree = jax.tree.flatten(engine.params)
-    return jax.tree.unflatten(tree, [make(n, one.shape, str(one.dtype)) for n, one in enumerate(leaves)])
+    return jax.tree.unflatten(tree, [make(n, array.shape, str(array.dtype)) for n, array in enumerate(leaves)])
 
 
 def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
-    """Return the inputs of a step on the device; each lane has `visible` positions after it."""
+    """Return a step's inputs on the device, with `visible` free positions per lane."""
     rng, lanes = np.random.default_rng(5), shape.lanes
     batch = Batch(
         rng.integers(1, engine.vocab_size, (lanes, shape.tokens)).astype(np.int32),
@@ -140,7 +140,7 @@ def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
 
 
 def floor_seconds(layers: int, step: LayerStep, target: Target, tiny: bool) -> tuple[float, float] | None:
-    """Return the seconds that a step of these and of all layers takes at least; None without a data sheet."""
+    """Return minimum seconds of these and all layers; None without a data sheet."""
     if not target.bandwidth or not target.flops:
         return None
     floors = []
@@ -171,11 +171,11 @@ def _timed(
         jax.block_until_ready((out, rows))
         if number:  # the first call warms up
             best = min(best, (time.perf_counter() - start) / TIMES)
-    held = [rows]
+    contents = [rows]
 
     def run() -> None:
         for _ in range(PROFILED_STEPS):
-            out, held[0] = program(engine.params, held[0], inputs)
+            out, contents[0] = program(engine.params, contents[0], inputs)
             jax.block_until_ready(out)
 
     profile = profiled(run)
@@ -186,7 +186,11 @@ def _timed(
         "launches": profile.launches // PROFILED_STEPS,
     }  # fmt: skip
     if floors := floor_seconds(LAYERS, step, target, tiny):
-        least, every = floors
-        figures |= {"floor, ms": 1e3 * least, "x floor": best / least, "40 layers, ms": 1e3 * best * every / least}
+        smallest, every = floors
+        figures |= {
+            "floor, ms": 1e3 * smallest,
+            "x floor": best / smallest,
+            "40 layers, ms": 1e3 * best * every / smallest,
+        }
     largest = [(kernel[:40], 1e3 * seconds / PROFILED_STEPS) for kernel, seconds in profile.largest.items()]
     return figures | {"largest, ms": ", ".join(f"{kernel} {seconds:.3f}" for kernel, seconds in largest[:3])}

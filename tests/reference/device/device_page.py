@@ -1,4 +1,4 @@
-"""The page of scripts/check_device.py in Markdown, at most 200 lines: a table for each part, then what failed."""
+"""The Markdown page of scripts/check_device.py: a table per part, then failures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,8 +26,10 @@ def page(records: Sequence[Mapping[str, Any]], parts: Sequence[str], states: Map
     failures = [line for row in every if row["verdict"] == FAILED for line in _failure(row)]
     tables = {part: [_line(row) for row in rows[part]] for part in parts}
     # failures first get up to a third of the page, then tables are cut from the longest
-    shown = failures[: max(MAX_LINES // 3, MAX_LINES - len(head) - sum(map(len, tables.values())) - 6 * len(parts) - 3)]
-    room = MAX_LINES - len(head) - len(shown) - 6 * len(parts) - 3
+    output = failures[
+        : max(MAX_LINES // 3, MAX_LINES - len(head) - sum(map(len, tables.values())) - 6 * len(parts) - 3)
+    ]
+    room = MAX_LINES - len(head) - len(output) - 6 * len(parts) - 3
     longest = max(map(len, tables.values()), default=0)
     while longest > 1 and sum(min(len(table), longest) for table in tables.values()) > room:
         longest -= 1
@@ -39,10 +41,10 @@ def page(records: Sequence[Mapping[str, Any]], parts: Sequence[str], states: Map
             if len(table) > longest:
                 lines.append(f"| {len(table) - longest} more in results.jsonl | | | |")
             lines.append("")
-    if shown:
-        lines += ["## Failures", "", *shown]
-    if len(shown) < len(failures):
-        lines = [*lines[: MAX_LINES - 1], f"{len(failures) - len(shown)} more lines of failures in results.jsonl"]
+    if output:
+        lines += ["## Failures", "", *output]
+    if len(output) < len(failures):
+        lines = [*lines[: MAX_LINES - 1], f"{len(failures) - len(output)} more lines of failures in results.jsonl"]
     return "\n".join(lines[:MAX_LINES]) + "\n"
 
 
@@ -53,11 +55,11 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _rows(records: Sequence[Mapping[str, Any]], part: str) -> list[Mapping[str, Any]]:
-    """Return the records of a part, failures first, and a row for each planned check without a record."""
-    own = [record for record in records if record.get("part") == part]
-    finished = [record for record in own if "name" in record]
+    """Return a part's records, failures first, and rows for missing checks."""
+    local = [record for record in records if record.get("part") == part]
+    finished = [record for record in local if "name" in record]
     names = {record["name"] for record in finished}
-    planned = dict.fromkeys(name for record in own for name in record.get("planned", ()))
+    planned = dict.fromkeys(name for record in local for name in record.get("planned", ()))
     missing = [
         {
             "part": part,

@@ -1,4 +1,4 @@
-"""Part 1: what the machine is. Driver, clocks, memory, versions, bandwidth of a copy, a kernel of three lines."""
+"""Part 1: the machine: driver, clocks, memory, versions, bandwidth, a tiny kernel."""
 
 import subprocess
 import sys

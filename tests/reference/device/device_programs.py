@@ -1,4 +1,4 @@
-"""XLA's program of a check that failed: the optimised HLO, and the thunks that the device runs."""
+"""A failed check's XLA program: optimised HLO, and device thunks."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records of the checks of a device: one JSON line each, on disk as soon as a check ends.
+"""Records of device checks: one JSON line each, on disk immediately.
 
 A part of scripts/check_device.py runs in a separate process. It appends its records to results.jsonl with one write
 each, and puts evidence (arrays, programs, profiles) into files. The main process makes the page and the archives from
@@ -65,7 +65,7 @@ class Records:
         return self.deadline - time.monotonic()
 
     def plan(self, names: Iterable[str]) -> None:
-        """Write the names of all checks of the part; the page lists those without a record as not run."""
+        """Write the names of a part's checks; missing records count as not run."""
         self._append({"part": self.part, "planned": list(names)})
 
     def check(
@@ -74,7 +74,7 @@ class Records:
         work: Callable[[], Mapping[str, Any] | None],
         evidence: Callable[[], object] = lambda: None,
     ) -> Mapping[str, Any] | None:
-        """Run a check and write its record; return its figures, None if it failed or did not run.
+        """Run a check and record it; return figures, None after failure.
 
         Args:
             name: as planned.
@@ -104,7 +104,7 @@ class Records:
         return figures
 
     def write_evidence(self, kind: str, name: str, content: bytes) -> None:
-        """Write a compressed file of evidence; one that is too large is recorded as left out.
+        """Write compressed evidence; oversized evidence is recorded as left out.
 
         Args:
             kind: one of `KINDS`.
@@ -122,15 +122,15 @@ class Records:
         part.write_bytes(packed)
         part.rename(folder / f"{safe}.gz")
 
-    def write_arrays(self, name: str, arrays: Mapping[str, Any], most: int = 1 << 18) -> None:
+    def write_arrays(self, name: str, arrays: Mapping[str, Any], limit: int = 1 << 18) -> None:
         """Write the first `most` bytes of each array, flat, with its shape and dtype."""
-        packed, kept = io.BytesIO(), dict[str, np.ndarray]()
+        packed, saved = io.BytesIO(), dict[str, np.ndarray]()
         for key, array in arrays.items():
             host = np.asarray(array)
             flat = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-            kept[key] = flat[:most]
-            kept[f"{key}, shape"] = np.array([*map(str, host.shape), str(host.dtype)])
-        np.savez(packed, **kept)  # type: ignore[arg-type]  # its stubs take keywords for allow_pickle
+            saved[key] = flat[:limit]
+            saved[f"{key}, shape"] = np.array([*map(str, host.shape), str(host.dtype)])
+        np.savez(packed, **saved)  # type: ignore[arg-type]  # its stubs take keywords for allow_pickle
         self.write_evidence("arrays", f"{name}.npz", packed.getvalue())
 
     def _record(
@@ -156,7 +156,7 @@ class Records:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """Return the records of a folder; a line that a kill has cut off is left out."""
+    """Return a folder's records without a line torn by a kill."""
     file = folder / RECORDS
     records = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:

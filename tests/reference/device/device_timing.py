@@ -1,4 +1,4 @@
-"""Seconds on a device: an operation inside of a loop of one program, and a profile of steps by kernel.
+"""Seconds on a device: a looped operation, and a profile by kernel.
 
 Calls from the host say how fast the host calls. Here a program repeats the operation, its state donated and carried
 from one iteration to the next, and an operand alternates between two arrays, or XLA would compute the operation once.
@@ -26,7 +26,7 @@ MAX_PROFILE = 64 << 20
 def looped(
     operation: Callable[..., Any], varied: int, states: Mapping[int, int], turns: int = TURNS
 ) -> Callable[..., tuple[Any, ...]]:
-    """Return a function of an operation's operands and another array for one of them, that repeats the operation.
+    """Return a function that repeats an operation with one alternating operand.
 
     Args:
         operation: of arrays; returns an array or a tuple of arrays.
@@ -39,17 +39,17 @@ def looped(
     """
 
     def run(other: Any, *operands: Any) -> tuple[Any, ...]:
-        pair = jax.tree.map(lambda *both: jnp.stack(both), operands[varied], other)
+        pair = jax.tree.map(lambda *args: jnp.stack(args), operands[varied], other)
 
         def turn(number: Any, results: tuple[Any, ...]) -> tuple[Any, ...]:
-            own = list(operands)
-            own[varied] = jax.tree.map(lambda both: lax.dynamic_index_in_dim(both, number & 1, 0, False), pair)
+            local = list(operands)
+            local[varied] = jax.tree.map(lambda pair: lax.dynamic_index_in_dim(pair, number & 1, 0, False), pair)
             for operand, result in states.items():
-                own[operand] = results[result]
-            return as_tuple(operation(*own))
+                local[operand] = results[result]
+            return as_tuple(operation(*local))
 
         types = jax.eval_shape(lambda *args: as_tuple(operation(*args)), *operands)
-        zeros = [jnp.zeros(one.shape, one.dtype) for one in types]
+        zeros = [jnp.zeros(array.shape, array.dtype) for array in types]
         for operand, result in states.items():
             zeros[result] = operands[operand]
         return lax.fori_loop(0, turns, turn, tuple(zeros))
@@ -69,27 +69,27 @@ def loop_seconds(
     states: Mapping[int, int],
     turns: int = TURNS,
 ) -> float:
-    """Return the seconds of one iteration, the best of several calls; operands that are states are consumed.
+    """Return seconds per iteration, the best of several calls; states are consumed.
 
     Args:
         compiled: a compiled function of `looped`, with its states donated.
         operands: of the operation.
         varied, states, turns: as of `looped`.
     """
-    other, own, best = jax.tree.map(lambda x: jnp.flip(x, 0), operands[varied]), list(operands), float("inf")
+    other, local, best = jax.tree.map(lambda x: jnp.flip(x, 0), operands[varied]), list(operands), float("inf")
     for number in range(ROUNDS + 1):
         start = time.perf_counter()
-        results = jax.block_until_ready(compiled(other, *own))
+        results = jax.block_until_ready(compiled(other, *local))
         if number:  # the first call warms up
             best = min(best, (time.perf_counter() - start) / turns)
         for operand, result in states.items():
-            own[operand] = results[result]
+            local[operand] = results[result]
     return best
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the device ran while a function was called.
+    """Operations that the device ran while a function was called.
 
     Attributes:
         seconds: of all kernels.
@@ -105,7 +105,7 @@ class Profile:
 
 
 def profiled(run: Callable[[], Any]) -> Profile:
-    """Return the profile of a function that ends when the device has finished; on a CPU of what its threads ran."""
+    """Return the profile of a completed function; on CPUs of its threads."""
     with tempfile.TemporaryDirectory(prefix="hybridlm-profile-") as folder:
         with jax.profiler.trace(folder):
             run()

@@ -22,12 +22,12 @@ def check_torch(records: Records, rehearse: bool) -> None:
     """Run part 5: decode steps in eager mode, on random weights and a random cache."""
     steps = TINY_STEPS if rehearse else STEPS
     records.plan([step_name(lanes, 1, context, context) for lanes, context in steps])
-    made: list[Any] = []
+    results: list[Any] = []
 
     def model() -> Any:
-        if not made:
-            made.append(_model(rehearse))
-        return made[0]
+        if not results:
+            results.append(_model(rehearse))
+        return results[0]
 
     for lanes, context in steps:
         records.check(step_name(lanes, 1, context, context), partial(_timed, model, lanes, context))

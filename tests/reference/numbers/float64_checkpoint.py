@@ -13,7 +13,7 @@ _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
 
 class Float64Checkpoint:
-    """`config` is the text part of config.json; `tensors` have the names of text models, in multimodal files too."""
+    """`config` is config.json's text part; `tensors` have text-model names."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         outer = json.loads((directory / "config.json").read_text())
@@ -24,13 +24,13 @@ class Float64Checkpoint:
                 self.tensors[name.replace("model.language_model.", "model.")] = value
 
     def below(self, prefix: str) -> dict[str, np.ndarray]:
-        """The tensors whose names begin with `prefix.`, without it."""
+        """The tensors below `prefix.`, without it."""
         start = len(prefix) + 1
         return {name[start:]: value for name, value in self.tensors.items() if name.startswith(prefix + ".")}
 
 
 def read_safetensors(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file as float64, read by its published layout: length, JSON header, bytes."""
+    """Read safetensors as float64 by layout: length, JSON header, bytes."""
     data = file.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

@@ -1,4 +1,4 @@
-"""A float64 forward of Ling 3.0 and of OLMo Hybrid in NumPy: slow, obvious, one sequence.
+"""Float64 NumPy forward of Ling 3.0 and OLMo Hybrid: slow, obvious, one sequence.
 
 Written from arXiv:2510.26692 and arXiv:2405.04434 and, where a family departs from them, from what its transformers
 module does. It shares no code with `models` or `hybridlm`.
@@ -12,11 +12,11 @@ from float64_checkpoint import Float64Checkpoint, Tensors
 from float64_reference import rms_norm, rotate, sigmoid, silu, softmax, swiglu
 
 FAMILIES = ("bailing_hybrid", "olmo_hybrid")
-"""The families whose checkpoints `Float64DeltaModel` reads."""
+"""The families of checkpoints that `Float64DeltaModel` reads."""
 
 
 def convolved(x: np.ndarray, weights: Tensors, taps: int) -> list[np.ndarray]:
-    """Queries, keys and values of x [T, H] after their convolution; its three tensors count as one."""
+    """Convolved queries, keys and values of x [T, H]; three tensors act as one."""
     projected = [x @ weights[f"{part}_proj.weight"].T for part in "qkv"]
     mixed = np.concatenate(projected, axis=-1)
     kernel = np.concatenate([weights[f"{part}_conv1d.weight"] for part in "qkv"])[:, 0]
@@ -36,8 +36,8 @@ def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, b
     for t in range(len(q)):
         for head in range(v.shape[1]):
             key = k[t, head // group]
-            kept = decay[t, head] * state[head]
-            state[head] = kept + np.outer(beta[t, head] * (v[t, head] - kept @ key), key)
+            saved = decay[t, head] * state[head]
+            state[head] = saved + np.outer(beta[t, head] * (v[t, head] - saved @ key), key)
             read[t, head] = state[head] @ q[t, head // group] / np.sqrt(k.shape[2])
     return read
 
@@ -59,7 +59,7 @@ def kimi_delta_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, A
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal softmax attention of q [T, heads, d] to k [T, kv heads, d] and v [T, kv heads, dv]."""
+    """Causal softmax attention of q [T, heads, d]; k and v have [T, kv heads]."""
     out, future = np.zeros((*q.shape[:2], v.shape[2])), np.triu(np.ones((len(q), len(q)), bool), 1)
     for head in range(q.shape[1]):
         source = head // (q.shape[1] // k.shape[1])
@@ -69,10 +69,10 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """Compute one latent attention layer (MLA) on the normalised x [T, H], with the keys and values of every head."""
+    """Compute one latent attention layer (MLA) on normalised x [T, H], with explicit heads."""
     tokens, heads = len(x), config["num_attention_heads"]
     rank, shared = config["kv_lora_rank"], config["qk_rope_head_dim"]
-    own, value = config["qk_nope_head_dim"], config["v_head_dim"]
+    local, value = config["qk_nope_head_dim"], config["v_head_dim"]
     rope = config.get("rope_parameters") or config
 
     def turned(part: np.ndarray) -> np.ndarray:
@@ -84,13 +84,13 @@ def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any])
     else:
         q = rms_norm(x @ weights["q_a_proj.weight"].T, weights["q_a_layernorm.weight"], 1e-6)
         q = q @ weights["q_b_proj.weight"].T
-    q = q.reshape(tokens, heads, own + shared)
-    q = np.concatenate([q[..., :own], turned(q[..., own:])], axis=-1)
+    q = q.reshape(tokens, heads, local + shared)
+    q = np.concatenate([q[..., :local], turned(q[..., local:])], axis=-1)
     row = x @ weights["kv_a_proj_with_mqa.weight"].T
     latent = rms_norm(row[:, :rank], weights["kv_a_layernorm.weight"], 1e-6)
-    both = (latent @ weights["kv_b_proj.weight"].T).reshape(tokens, heads, own + value)
+    array = (latent @ weights["kv_b_proj.weight"].T).reshape(tokens, heads, local + value)
     k_shared = np.broadcast_to(turned(row[:, None, rank:]), (tokens, heads, shared))
-    out = attend(q, np.concatenate([both[..., :own], k_shared], axis=-1), both[..., own:])
+    out = attend(q, np.concatenate([array[..., :local], k_shared], axis=-1), array[..., local:])
     out = out * sigmoid(x @ weights["g_proj.weight"].T)[..., None]
     return out.reshape(tokens, -1) @ weights["dense.weight"].T
 
@@ -99,10 +99,10 @@ def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.nda
     """Sigmoid-routed experts and the shared layer on x [T, H], token by token."""
     out = swiglu(x, *(weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down")))
     scores = sigmoid(x @ weights["gate.weight"].T)
-    groups, kept, count = config["num_expert_group"], config["topk_group"], config["num_experts_per_token"]
+    groups, saved, count = config["num_expert_group"], config["topk_group"], config["num_experts_per_token"]
     for t in range(len(x)):
         preference = (scores[t] + weights["gate.expert_bias"]).reshape(groups, -1)
-        best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[:kept]
+        best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[:saved]
         preference[[group for group in range(groups) if group not in best]] = -np.inf
         chosen = np.argsort(-preference.reshape(-1), kind="stable")[:count]
         total = scores[t, chosen].sum() + 1e-20 if config["moe_renormalize"] else 1.0
@@ -126,7 +126,7 @@ def strong_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any])
 
 
 def normed_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """OLMo's attention on x [T, H]: queries and keys are normed over all heads together, positions are optional."""
+    """OLMo's attention on x [T, H]: norms over all heads, optional positions."""
     tokens, size = len(x), config["hidden_size"] // config["num_attention_heads"]
     q, k = (
         rms_norm(x @ weights[f"{part}_proj.weight"].T, weights[f"{part}_norm.weight"], config["rms_norm_eps"])

@@ -1,4 +1,4 @@
-"""A float64 forward of Mamba2 layers, and of Bamba and Falcon-H1 whole, in NumPy: slow, obvious, one sequence.
+"""Float64 NumPy forward of Mamba2 layers, Bamba and Falcon-H1: slow, obvious.
 
 Written from the equations of arXiv:2405.21060 and, where a family departs from them, from what its transformers module
 does. It shares no code with `models` or `hybridlm`.
@@ -13,11 +13,11 @@ from float64_checkpoint import Float64Checkpoint, Tensors
 from float64_reference import rms_norm, rotate, silu, softmax, swiglu
 
 FAMILIES = ("bamba", "falcon_h1")
-"""The families whose checkpoints `Float64MambaModel` reads."""
+"""The families of checkpoints that `Float64MambaModel` reads."""
 
 
 class Mamba2Output(NamedTuple):
-    """`hidden` [T, H]; `conv` [K-1, C], the last inputs of the convolution; `recurrent` [heads, state, size]."""
+    """`hidden` [T, H]; `conv` [K-1, C], the last inputs; `recurrent` [heads, state, size]."""
 
     hidden: np.ndarray
     conv: np.ndarray
@@ -34,7 +34,7 @@ def mamba2(
     norm: str = "gated",
     multipliers: Sequence[float] = (1.0,) * 5,
 ) -> Mamba2Output:
-    """Compute one Mamba2 mixer (SSD, arXiv:2405.21060) on the normalised x [T, H], token by token from the zero state.
+    """Compute one Mamba2 mixer (SSD, arXiv:2405.21060) on x [T, H] from zero.
 
     Args:
         weights: as named below `mamba.` or `mixer.`.
@@ -97,7 +97,7 @@ class Float64MambaModel(Float64Checkpoint):
     """A checkpoint of one of `FAMILIES`."""
 
     def mixed(self, x: np.ndarray, layer: str) -> np.ndarray:
-        """Sum the mixers of a layer: one of them in Bamba, both in Falcon-H1, each with its factors."""
+        """Sum a layer's mixers: one in Bamba, two scaled ones in Falcon-H1."""
         c, total = self.config, np.zeros_like(x)
         if weights := self.below(f"{layer}.mamba"):
             normed = "normed" if c.get("mamba_norm_before_gate", False) else "gated"

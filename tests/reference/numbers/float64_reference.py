@@ -1,4 +1,4 @@
-"""A float64 forward of the Qwen hybrid families in NumPy, written from their equations: slow, obvious, one sequence.
+"""Float64 NumPy forward of the Qwen hybrids, from their equations: slow, obvious.
 
 It shares no code with `models` or `hybridlm`. Letters: T tokens,
 H hidden size, Hk and Hv key and value heads of the delta net, dk and dv their sizes, D head size of attention.
@@ -11,11 +11,11 @@ import numpy as np
 from float64_checkpoint import Float64Checkpoint, Tensors
 
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
-"""The families whose checkpoints `Float64Model` reads."""
+"""The families of checkpoints that `Float64Model` reads."""
 
 
 class DeltaNetOutput(NamedTuple):
-    """`hidden` [T, H]; `conv` [K-1, 2 Hk dk + Hv dv], the last inputs of the convolution; `recurrent` [Hv, dk, dv]."""
+    """`hidden` [T, H]; `conv` [K-1, channels], last inputs; `recurrent` [Hv, dk, dv]."""
 
     hidden: np.ndarray
     conv: np.ndarray
@@ -47,8 +47,7 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> DeltaNetOutput:
-    """Compute one Gated DeltaNet mixer (arXiv:2412.06464) on the normalised x [T, H], token by token from the zero
-    state.
+    """Compute one Gated DeltaNet mixer (arXiv:2412.06464) on x [T, H] from zero.
 
     `weights` are named as below `linear_attn.`; both the separate projections of Qwen3.5 and the fused ones of
     Qwen3-Next, whose rows are grouped by key head, are understood.
@@ -82,15 +81,15 @@ def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) 
     for t in range(tokens):
         for head in range(value_heads):
             key, query = k[t, head // group], q[t, head // group]
-            kept = decay[t, head] * state[head]
-            state[head] = kept + np.outer(beta[t, head] * (v[t, head] - kept @ key), key)
+            saved = decay[t, head] * state[head]
+            state[head] = saved + np.outer(beta[t, head] * (v[t, head] - saved @ key), key)
             read[t, head] = state[head] @ query
     gated = rms_norm(read, weights["norm.weight"], config["rms_norm_eps"]) * silu(z)
     return DeltaNetOutput(gated.reshape(tokens, -1) @ weights["out_proj.weight"].T, padded[tokens:], state)
 
 
 def rotate(x: np.ndarray, rotary: int, theta: float) -> np.ndarray:
-    """Rotary embedding of the first `rotary` entries of x [T, heads, D]; the two halves of those form the pairs."""
+    """Rotate the first `rotary` entries of x [T, heads, D]; halves form pairs."""
     angles = np.arange(len(x))[:, None] * theta ** (-np.arange(0, rotary, 2) / rotary)
     cos, sin = np.cos(angles)[:, None, :], np.sin(angles)[:, None, :]
     first, second, rest = np.split(x, [rotary // 2, rotary], axis=-1)
@@ -98,7 +97,7 @@ def rotate(x: np.ndarray, rotary: int, theta: float) -> np.ndarray:
 
 
 def gated_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """Compute one gated attention mixer on the normalised x [T, H]: causal, GQA, partial RoPE, sigmoid gate.
+    """Compute one gated attention mixer on x [T, H]: causal, GQA, partial RoPE, sigmoid gate.
 
     `weights` are named as below `self_attn.`. Returns [T, H].
     """
@@ -124,7 +123,7 @@ def swiglu(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) ->
 
 
 def experts(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """The mixture of experts with its gated shared expert on x [T, H], token by token."""
+    """The expert mixture with its gated shared expert on x [T, H], by tokens."""
     shared = swiglu(x, *(weights[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")))
     out = sigmoid(x @ weights["shared_expert_gate.weight"].T) * shared
     scores = softmax(x @ weights["gate.weight"].T)
@@ -162,7 +161,7 @@ class Float64Model(Float64Checkpoint):
     def hidden(
         self, tokens: Sequence[int], watch: Callable[[int, np.ndarray, np.ndarray], None] | None = None
     ) -> tuple[np.ndarray, dict[int, DeltaNetOutput]]:
-        """[T, H] after the final norm, and what `forward` says of delta nets."""
+        """Return [T, H] after the final norm, and delta-net states as `forward` does."""
         x, delta_nets = self.tensors["model.embed_tokens.weight"][np.asarray(tokens)], {}
         for index in range(self.config["num_hidden_layers"]):
             layer = f"model.layers.{index}"
@@ -184,14 +183,14 @@ class Float64Model(Float64Checkpoint):
             return x + experts(inputs, mlp, self.config)
         return x + swiglu(inputs, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
 
-    def mtp(self, tokens: Sequence[int], before: np.ndarray) -> np.ndarray:
-        """Run the MTP head on the tokens at positions 1, 2, ...; [T, H] after its norm.
+    def mtp(self, tokens: Sequence[int], array: np.ndarray) -> np.ndarray:
+        """Run the MTP head at positions 1, 2, ...; return normed [T, H].
 
         `before` [T, H] holds the hidden states of the tokens before them.
         """
         layer, embedded = "mtp.layers.0", self.tensors["model.embed_tokens.weight"][np.asarray(tokens)]
-        both = (self.normed(embedded, "mtp.pre_fc_norm_embedding"), self.normed(before, "mtp.pre_fc_norm_hidden"))
-        x = np.concatenate(both, axis=-1) @ self.tensors["mtp.fc.weight"].T
+        pair = (self.normed(embedded, "mtp.pre_fc_norm_embedding"), self.normed(array, "mtp.pre_fc_norm_hidden"))
+        x = np.concatenate(pair, axis=-1) @ self.tensors["mtp.fc.weight"].T
         inputs = self.normed(x, f"{layer}.input_layernorm")
         x = self.fed_forward(x + gated_attention(inputs, self.below(f"{layer}.self_attn"), self.config), layer)
         return self.normed(x, "mtp.norm")
@@ -205,9 +204,9 @@ class Float64Model(Float64Checkpoint):
 
         `tokens` are those that the model has run and the one that it sampled after them.
         """
-        before, drafts = self.hidden(tokens[:-1])[0], list(tokens)
+        initial, drafts = self.hidden(tokens[:-1])[0], list(tokens)
         for _ in range(count):
-            after = self.mtp(drafts[1:], before)
-            before = np.concatenate([before, after[-1:]])
-            drafts.append(int((after[-1] @ self.head.T).argmax()))
+            final = self.mtp(drafts[1:], initial)
+            initial = np.concatenate([initial, final[-1:]])
+            drafts.append(int((final[-1] @ self.head.T).argmax()))
         return drafts[len(tokens) :]

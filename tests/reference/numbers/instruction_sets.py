@@ -1,4 +1,4 @@
-"""The instruction sets for which kernels for CPUs are tested."""
+"""Instruction sets for tests of CPU kernels."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from models.cpu_kernels import INSTRUCTIONS, library
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Return those that this processor runs; without a library all of them, so that no test passes for want of it."""
-    found = library()
-    return INSTRUCTIONS if found is None else found.instructions
+    """Return this processor's sets; without a library all, so that tests fail."""
+    result = library()
+    return INSTRUCTIONS if result is None else result.instructions
 
 
 AMX_EMULATION = Path(__file__).parents[2] / "models" / "cpu_kernels" / "amx_emulation.h"

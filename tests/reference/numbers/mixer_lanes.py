@@ -1,4 +1,4 @@
-"""Lanes of every length through one mixer: all tokens at once against one at a time, idle lanes, used rows."""
+"""Lanes of every length through one mixer: chunks against single tokens, reused rows."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from models.state.shapes import LaneInfo
 
 
 def info(lengths: jax.Array, positions: jax.Array, tokens: int, blocks: Any = 0) -> LaneInfo:
-    """Operands that the decoder gives a mixer about lanes of these lengths that begin at these positions."""
+    """Operands of a mixer for lanes of these lengths and positions."""
     valid = jnp.arange(tokens, dtype=jnp.int32)[None] < lengths[:, None]
     return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), blocks)
 
@@ -34,7 +34,7 @@ def by_tokens(mixer, x, lengths, positions, state, blocks):
 def check_lengths(
     mixer: Any, hidden: int, lengths: tuple[int, ...], atol: float, state_atol: dict[str, float], blocks: int = 0
 ) -> None:
-    """Asserts that a mixer treats lanes of `lengths` tokens, and an idle one, in one step as token by token.
+    """Assert that a mixer treats lanes of `lengths` at once as token by token.
 
     Every other lane begins at position 0, in rows that hold NaN; the others go on from random state. Tokens past a
     lane's length are NaN. The idle lane's row is random, then NaN: it keeps its bits, and so does everything else.
@@ -63,16 +63,16 @@ def check_lengths(
     for lane, length in enumerate(counts):
         np.testing.assert_allclose(out[lane, :length], want_out[lane, :length], atol=atol)
         for field, tolerance in state_atol.items():
-            found, expected = getattr(new, field), getattr(want, field)
-            np.testing.assert_allclose(found[lane], expected[lane], atol=tolerance, err_msg=field)
+            actual, expected = getattr(new, field), getattr(want, field)
+            np.testing.assert_allclose(actual[lane], expected[lane], atol=tolerance, err_msg=field)
     assert len(state_atol) == len(jax.tree.leaves(new))
     poisoned = jax.tree.map(np.copy, state)
     for leaf in jax.tree.leaves(poisoned):
         leaf[-1] = np.nan
-    beside, kept = jax.device_get(run(mixer, x, counts, positions, poisoned, blocks))
+    neighbour, saved = jax.device_get(run(mixer, x, counts, positions, poisoned, blocks))
     for lane, length in enumerate(lengths):
-        assert beside[lane, :length].tobytes() == out[lane, :length].tobytes()
-    leaves = (jax.tree.leaves(tree) for tree in (new, kept, state, poisoned))
-    for first, second, before, nan in zip(*leaves, strict=True):
-        assert first[-1].tobytes() == before[-1].tobytes() and second[-1].tobytes() == nan[-1].tobytes()
+        assert neighbour[lane, :length].tobytes() == out[lane, :length].tobytes()
+    leaves = (jax.tree.leaves(tree) for tree in (new, saved, state, poisoned))
+    for first, second, initial, nan in zip(*leaves, strict=True):
+        assert first[-1].tobytes() == initial[-1].tobytes() and second[-1].tobytes() == nan[-1].tobytes()
         assert first[:-1].tobytes() == second[:-1].tobytes()

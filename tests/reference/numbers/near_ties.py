@@ -1,4 +1,4 @@
-"""Two runs that sample the same tokens, but where the best two choices were as good as each other."""
+"""Two runs with equal samples except at near ties."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +12,12 @@ import hybridlm
 
 def check_same_samples(
     lm: hybridlm.LM,
-    found: Sequence[hybridlm.Completion],
+    completions: Sequence[hybridlm.Completion],
     expected: Sequence[hybridlm.Completion],
     settings: dict[str, Any],
     tolerance: float,
 ) -> int:
-    """Asserts equal completions, up to a token at which the best two logits are closer than the tolerance.
+    """Assert equal completions up to a token with nearly tied best logits.
 
     Logits of sampled tokens are those that were perturbed.
 
@@ -31,9 +31,9 @@ def check_same_samples(
         How many completions differ from some token on.
     """
     differ = 0
-    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
-        assert len(one.token_ids) == len(other.token_ids)
-        places = np.flatnonzero(np.array(one.token_ids) != np.array(other.token_ids))
+    for index, (completion, other) in enumerate(zip(completions, expected, strict=True)):
+        assert len(completion.token_ids) == len(other.token_ids)
+        places = np.flatnonzero(np.array(completion.token_ids) != np.array(other.token_ids))
         if places.size:
             best = np.sort(perturbed(lm, other, int(places[0]), settings, index))[-2:]
             margin = float(best[1] - best[0])
@@ -45,13 +45,13 @@ def check_same_samples(
 def perturbed(
     lm: hybridlm.LM, completion: hybridlm.Completion, place: int, settings: dict[str, Any], index: int
 ) -> np.ndarray:
-    """The logits, with the noise of the draw, of which the highest is the token at a place of a completion."""
-    before = [*completion.prompt_token_ids, *completion.token_ids[:place]]
-    logits = np.asarray(lm.forward(before).logits[-1])
+    """The noisy logits with the completion's token at a place as maximum."""
+    initial = [*completion.prompt_token_ids, *completion.token_ids[:place]]
+    logits = np.asarray(lm.forward(initial).logits[-1])
     temperature, seed = settings.get("temperature", 0.0), settings.get("seed", 0)
     if not temperature:
         return logits
     words = jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
     key = jax.random.wrap_key_data(words, impl="threefry2x32")
-    key = jax.random.fold_in(jax.random.fold_in(key, index), len(before))
+    key = jax.random.fold_in(jax.random.fold_in(key, index), len(initial))
     return logits + temperature * np.asarray(jax.random.gumbel(key, logits.shape, np.float32))

@@ -23,7 +23,7 @@ def weight_of(
     scales: str = "bfloat16",
 ) -> QuantisedWeight:
     """Every code there is, but NaN; scales of many magnitudes."""
-    kind, whole, zero = form
+    kind, full, zero = form
     rng = np.random.default_rng(sum(shape) + groups)
     width = shape[-1] // 2 if kind in TWO_IN_A_BYTE else shape[-1]
     codes = rng.integers(0, 256, (*shape[:-1], width)).astype(np.uint8)
@@ -36,7 +36,7 @@ def weight_of(
     return QuantisedWeight(
         jnp.asarray(codes),
         jnp.asarray(scale, scales),
-        jnp.asarray(rng.normal(size=(*shape[:-1], 1)), jnp.float32) if whole else None,
+        jnp.asarray(rng.normal(size=(*shape[:-1], 1)), jnp.float32) if full else None,
         None if not zero else jnp.asarray(offsets if zero == "offsets" else zeros),
         kind,
         dtype,

@@ -17,7 +17,7 @@ def check_equation(
     inputs: Inputs,
     tolerance: float,
 ) -> None:
-    """A form equals the equation in float64, up to each lane's length; the last lane is idle, and its state is NaN."""
+    """Compare a form with float64 up to each length; the last lane is idle."""
     arrays, state, valid = inputs
     state[-1] = np.nan
     out, new = jax.device_get(form(*arrays, state, valid, np.zeros(len(state), bool)))
@@ -30,7 +30,7 @@ def check_equation(
 
 
 def check_idle_lane(form: Callable[..., Any], inputs: Inputs) -> None:
-    """The second of three lanes is idle: it keeps its bits, and the others have the same whatever it holds."""
+    """The second of three lanes is idle: all keep bits for any content."""
     arrays, state, valid = inputs
     fresh = np.zeros(len(state), bool)
     poisoned = state.copy()

@@ -1,4 +1,4 @@
-"""Forms of a linear recurrence as functions of plain arrays, as the float64 equations take them."""
+"""Recurrence forms on plain arrays, as the float64 equations take them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from models.sharding.devices import Devices
 def on_arrays(
     form: Callable[..., RecurrenceOutputs], platform: str = "cpu", **options: Any
 ) -> Callable[..., RecurrenceOutputs]:
-    """Return `form` as a function of query, key, value, log-decay, beta (delta rule only), state, valid and fresh."""
+    """Return `form` of query, key, value, log-decay, beta, state, valid and fresh."""
 
     def run(query: Any, key: Any, value: Any, log_decay: Any, *rest: Any) -> RecurrenceOutputs:
         *beta, state, valid, fresh = rest

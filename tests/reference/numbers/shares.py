@@ -1,4 +1,4 @@
-"""A decoder on one device and its shares on several, cut by what it says of itself, run through the same steps."""
+"""A decoder whole and cut over devices by its own description, in equal steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ class Tiny(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """Results of the steps of `scenario`, in their order: a prompt in two pieces, a token, drafts that are verified.
+    """Results of `scenario`'s steps: a prompt in two pieces, a token, verified drafts.
 
     Attributes:
         hidden, logits: of each step.
@@ -45,7 +45,7 @@ class Steps(NamedTuple):
 
 
 def tiny(name: str, head: bool = False, **fields: Any) -> Tiny:
-    """A variant with sizes that divide: a vocabulary of 64 tokens, and other fields that are given."""
+    """A variant with divisible sizes: a vocabulary of 64, and given fields."""
     text = {"model_type": variant(name).family, **variant(name).text, "vocab_size": 64, **fields}
     family = family_of(text)
     if head:
@@ -55,7 +55,7 @@ def tiny(name: str, head: bool = False, **fields: Any) -> Tiny:
 
 
 def random_model(model: Tiny, seed: int = 0) -> Decoder:
-    """The whole model with random parameters under which every part matters."""
+    """The whole model with random parameters, so that every part matters."""
     rng = np.random.default_rng(seed)
 
     def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -72,7 +72,7 @@ def mesh_of(axes: Axes) -> Mesh:
 
 
 def spread(array: np.ndarray, cuts: Sequence[ShardedDim], devices: Devices) -> np.ndarray:
-    """The shares of an array one after another in every dimension that is cut: contiguous slices are shares."""
+    """Concatenate shares along every cut dimension: contiguous slices are shares."""
     for cut in cuts:
         count = devices.along(cut.axis)
         index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.slices(device, count)])
@@ -81,14 +81,14 @@ def spread(array: np.ndarray, cuts: Sequence[ShardedDim], devices: Devices) -> n
 
 
 def joined(array: np.ndarray, cut: ShardedDim | None, devices: Devices) -> np.ndarray:
-    """The whole array of what `spread` makes of it; units that lie on several devices are taken from the last."""
+    """Invert `spread`; units on several devices come from the last."""
     if cut is None:
         return array
     count = devices.along(cut.axis)
     index = np.concatenate([np.arange(cut.size)[s] for device in range(count) for s in cut.slices(device, count)])
-    whole = np.zeros(array.shape[: cut.dim] + (cut.size,) + array.shape[cut.dim + 1 :], array.dtype)
-    np.moveaxis(whole, cut.dim, 0)[index] = np.moveaxis(array, cut.dim, 0)
-    return whole
+    full = np.zeros(array.shape[: cut.dim] + (cut.size,) + array.shape[cut.dim + 1 :], array.dtype)
+    np.moveaxis(full, cut.dim, 0)[index] = np.moveaxis(array, cut.dim, 0)
+    return full
 
 
 def spec(cuts: Sequence[ShardedDim], devices: Devices, lanes: int = 1) -> P:
@@ -100,9 +100,9 @@ def spec(cuts: Sequence[ShardedDim], devices: Devices, lanes: int = 1) -> P:
 
 
 def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
-    """Steps of every kind, each from the state that the last one leaves; a head drafts once after the last."""
-    first, second, one, drafts = tokens
-    done = jnp.zeros_like(first[:, 0])
+    """Steps of every kind in sequence; a head drafts at the end."""
+    first, second, item, drafts = tokens
+    results = jnp.zeros_like(first[:, 0])
     hidden, logits, states = [], [], []
 
     def keep(out: Any, state: Any) -> None:
@@ -111,39 +111,39 @@ def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
         states.append(jax.tree.leaves(state))
 
     lengths = first[:, -1]
-    out, state = model(first[:, :-1], lengths, done, state, blocks)
+    out, state = model(first[:, :-1], lengths, results, state, blocks)
     keep(out, state)
-    done = done + lengths
+    results = results + lengths
     lengths = jnp.full_like(lengths, second.shape[1])
-    out, state = model(second, lengths, done, state, blocks)
+    out, state = model(second, lengths, results, state, blocks)
     keep(out, state)
-    done = done + lengths
-    out, state = model(one, jnp.ones_like(lengths), done, state, blocks)
+    results = results + lengths
+    out, state = model(item, jnp.ones_like(lengths), results, state, blocks)
     keep(out, state)
-    done = done + 1
+    results = results + 1
     counted, drafts = drafts[:, -1], drafts[:, :-1]
-    out, kept = model(drafts, jnp.full_like(lengths, VERIFIED), done, state, blocks, verifying=True)
-    state = model.commit(kept, drafts, counted, done, state, blocks)
+    out, saved = model(drafts, jnp.full_like(lengths, VERIFIED), results, state, blocks, verifying=True)
+    state = model.commit(saved, drafts, counted, results, state, blocks)
     if isinstance(model, MtpDecoder):
         head = state[-1]
-        done = done + counted
-        out, _ = model.mtp_forward(one, head.hidden[:, None], jnp.ones_like(lengths), done, head.layer, blocks)
+        results = results + counted
+        out, _ = model.mtp_forward(item, head.hidden[:, None], jnp.ones_like(lengths), results, head.layer, blocks)
     keep(out, state)
     return Steps(hidden, logits, states)
 
 
 def operands(vocab: int) -> tuple[np.ndarray, ...]:
-    """Tokens of the steps; the last column of the first and the last is how many of them count."""
+    """Tokens of the steps; last columns give the counts."""
     rng = np.random.default_rng(1)
-    first, second, one, drafts = (rng.integers(vocab, size=(LANES, n)) for n in (PREFILL, 2, 1, VERIFIED))
+    first, second, item, drafts = (rng.integers(vocab, size=(LANES, n)) for n in (PREFILL, 2, 1, VERIFIED))
     first, drafts = np.c_[first, LENGTHS], np.c_[drafts, COUNTED]
-    return tuple(array.astype(np.int32) for array in (first, second, one, drafts))
+    return tuple(array.astype(np.int32) for array in (first, second, item, drafts))
 
 
 def one_token(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
     """A token of each lane, from the state that is given."""
-    one = tokens[2]
-    out, state = model(one, jnp.ones_like(one[:, 0]), jnp.full_like(one[:, 0], 7), state, blocks)
+    item = tokens[2]
+    out, state = model(item, jnp.ones_like(item[:, 0]), jnp.full_like(item[:, 0], 7), state, blocks)
     return Steps([out], [model.logits(out)], [jax.tree.leaves(state)])
 
 
@@ -169,19 +169,19 @@ def on_devices(
     steps: Callable[..., Steps] = scenario,
     recut: Callable[[ShardedDim], ShardedDim] = lambda cut: cut,
 ) -> Steps:
-    """The same steps of its shares on a mesh, with what they give put together again.
+    """Run the same steps on mesh shares and join the results.
 
     Args:
         model: the whole model.
-        tiny: what it was made of.
+        tiny: its source.
         axes: devices along `data`, `model` and `expert`.
         steps: `scenario` or `one_token`.
-        recut: what is made of the cuts before they are used.
+        recut: function of the cuts before their use.
     """
     data, devices = axes[0], Devices(*axes[1:])
     share = nnx.eval_shape(lambda: tiny.family.build(tiny.config.shard(devices), nnx.Rngs(0)))
     graph = nnx.graphdef(share)
-    cuts = {path: tuple(map(recut, found)) for path, found in model.sharded_dims().items()}
+    cuts = {path: tuple(map(recut, dim)) for path, dim in model.sharded_dims().items()}
     params, param_specs = [], []
     flat: list[tuple[Any, Any]] = list(nnx.to_flat_state(nnx.state(model, nnx.Param)))
     for path, variable in flat:
@@ -196,10 +196,7 @@ def on_devices(
     rows = jax.tree.leaves(used_rows(model))
     state = [spread(leaf, cuts, devices) for leaf, cuts in zip(rows, state_cuts, strict=True)]
     vocabulary = spec((ShardedDim(2, "model", ()),), devices, data)
-
-    def run(params: Any, *operands: Any) -> Steps:
-        return steps(nnx.merge(graph, params), *operands)
-
+    run = lambda params, *operands: steps(nnx.merge(graph, params), *operands)
     count = 1 if steps is one_token else 4
     stepped = jax.shard_map(
         run,
@@ -208,14 +205,14 @@ def on_devices(
         out_specs=Steps([lanes] * count, [vocabulary] * count, [state_specs] * count),
         check_vma=True,
     )
-    found = jax.device_get(
+    result = jax.device_get(
         jax.jit(stepped)(params, jax.tree.unflatten(tree, state), operands(tiny.config.vocab_size), jnp.int32(BLOCKS))
     )
     states = [
         [joined(leaf, array.sharded_dim, devices) for leaf, array in zip(leaves, arrays, strict=True)]
-        for leaves in found.states
+        for leaves in result.states
     ]
-    return found._replace(states=states)
+    return result._replace(states=states)
 
 
 def contiguous(cut: ShardedDim) -> ShardedDim:
@@ -224,26 +221,26 @@ def contiguous(cut: ShardedDim) -> ShardedDim:
 
 
 class OtherUnits(ShardedDim):
-    """The mistake: of each part the units lie on other devices than those that compute with them."""
+    """A mistake: units on other devices than their computation."""
 
     def slices(self, device: int, devices: int) -> list[slice]:
-        found, start = [], 0
+        result, start = [], 0
         for part in self.segments:
             unit = part.size // part.units
             count = max(part.units // devices, 1)
             of_device = [(device + turn * devices) % part.units for turn in range(count)]
-            found += [slice(start + one * unit, start + (one + 1) * unit) for one in of_device]
+            result += [slice(start + item * unit, start + (item + 1) * unit) for item in of_device]
             start += part.size
-        return found
+        return result
 
 
 def in_turn(cut: ShardedDim) -> ShardedDim:
-    """The mistake: units dealt out to devices in turn, of groups that are fewer than the devices too."""
+    """A mistake: units dealt round-robin, of fewer groups than devices."""
     return OtherUnits(cut.dim, cut.axis, cut.segments)
 
 
 def gates_in_turn(heads: int) -> Callable[[ShardedDim], ShardedDim]:
-    """The mistake in the gates of a layer alone, which have one number for each of so many heads."""
+    """The mistake in a layer's gates, with one number per head."""
     return lambda cut: in_turn(cut) if cut.segments == (Segment(heads, heads),) else cut
 
 
@@ -252,13 +249,13 @@ def groups_in_turn(cut: ShardedDim) -> ShardedDim:
     return in_turn(cut) if any(part.replicable for part in cut.segments) else cut
 
 
-def check_equal(found: Steps, expected: Steps, tolerance: float) -> None:
+def check_equal(steps: Steps, expected: Steps, tolerance: float) -> None:
     """Asserts that hidden states and logits of tokens that count and the states agree."""
     for step, hidden in enumerate(expected.hidden):
         lengths = LENGTHS if hidden.shape[1] == PREFILL else np.full(LANES, hidden.shape[1])
         valid = np.arange(hidden.shape[1])[None] < lengths[:, None]
-        for what in ("hidden", "logits"):
-            one, other = getattr(found, what)[step][valid], getattr(expected, what)[step][valid]
-            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"{what} of step {step}")
-        for index, (one, other) in enumerate(zip(found.states[step], expected.states[step], strict=True)):
-            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance, err_msg=f"state {index} of step {step}")
+        for label in ("hidden", "logits"):
+            item, other = getattr(steps, label)[step][valid], getattr(expected, label)[step][valid]
+            np.testing.assert_allclose(item, other, rtol=0, atol=tolerance, err_msg=f"{label} of step {step}")
+        for index, (item, other) in enumerate(zip(steps.states[step], expected.states[step], strict=True)):
+            np.testing.assert_allclose(item, other, rtol=0, atol=tolerance, err_msg=f"state {index} of step {step}")

@@ -25,7 +25,7 @@ class Oracle:
 
     @classmethod
     def load(cls, directory: pathlib.Path, as_it_is: bool = False) -> "Oracle":
-        """Reads the directory with transformers; a tensor that it misses or does not expect is an error.
+        """Read the directory with transformers; missing and unexpected tensors are errors.
 
         `as_it_is` leaves the floor that its Nemotron-H puts under the time steps of a prompt, which is neither in the
         published code nor in its own decoding step.
@@ -64,7 +64,7 @@ class Oracle:
             return self.model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0].numpy()
 
     def mtp_head(self) -> Any:
-        """The multi-token-prediction head, which transformers has the code of but does not know these configs to have.
+        """The MTP head: transformers has its code but does not use it here.
 
         It makes the head's norms like the first one of the last layer, which must therefore attend, as it does in
         every published model: the first norm of a delta net is another kind.
@@ -79,7 +79,7 @@ class Oracle:
             text.layers = layers
 
     def mtp_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """float32[T-1, V]: what the multi-token-prediction head makes of each token but the first."""
+        """float32[T-1, V]: the MTP head's logits for each token but the first."""
         head = self.mtp_head()
         ids = torch.tensor([list(tokens)])
         positions = torch.arange(1, len(tokens))[None]
@@ -95,14 +95,14 @@ class Oracle:
         The convolution's last K inputs [K, C] (one more than it needs) and the recurrent state [Hv, dk, dv].
         """
         cache = transformers.DynamicCache(config=self.text_model.config)
-        given = {cache_argument(self.model): cache}
+        settings = {cache_argument(self.model): cache}
         with torch.no_grad():
-            self.model(input_ids=torch.tensor([list(tokens)]), use_cache=True, **given)
-        kept: Any = cache.layers[layer]
-        return kept.conv_states[0][0].numpy().T, kept.recurrent_states[0][0].numpy()
+            self.model(input_ids=torch.tensor([list(tokens)]), use_cache=True, **settings)
+        saved: Any = cache.layers[layer]
+        return saved.conv_states[0][0].numpy().T, saved.recurrent_states[0][0].numpy()
 
     def greedy(self, tokens: Sequence[int], count: int) -> Greedy:
-        """Continues one prompt by `count` tokens with transformers' own generation and cache; nothing ends it early."""
+        """Continue a prompt by `count` tokens with transformers' generation and cache."""
         ids = torch.tensor([list(tokens)])
         with torch.no_grad():
             result = self.model.generate(
@@ -117,7 +117,7 @@ class Oracle:
         return Greedy(result.sequences[0, len(tokens) :].numpy(), best[:, 0] - best[:, 1])
 
     def noise(self, tokens: Sequence[int], repeats: int = 3) -> float:
-        """Largest change of a logit when the embeddings change by a float32 rounding error: the oracle's own noise."""
+        """Largest logit change under float32 rounding of embeddings: the oracle's noise."""
         reference, generator = self.logits(tokens), torch.Generator().manual_seed(0)
 
         def perturb(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
@@ -132,18 +132,20 @@ class Oracle:
     @contextlib.contextmanager
     def record(self) -> Iterator[dict[str, np.ndarray]]:
         """Collects `<layer>.input`, `<layer>.mixer_input` and `<layer>.mixer_output`, float32[T, H], of a forward."""
-        seen: dict[str, np.ndarray] = {}
+        records: dict[str, np.ndarray] = {}
         handles = []
         for index, layer in enumerate(self.text_model.layers):
             mixer = layer.linear_attn if hasattr(layer, "linear_attn") else layer.self_attn
 
             def keep(module: Any, args: Any, kwargs: Any, output: Any, index: int = index) -> None:
-                seen[f"{index}.mixer_input"] = kwargs["hidden_states"][0].detach().numpy()
-                seen[f"{index}.mixer_output"] = (output[0] if isinstance(output, tuple) else output)[0].detach().numpy()
+                records[f"{index}.mixer_input"] = kwargs["hidden_states"][0].detach().numpy()
+                records[f"{index}.mixer_output"] = (
+                    (output[0] if isinstance(output, tuple) else output)[0].detach().numpy()
+                )
 
             handles.append(mixer.register_forward_hook(keep, with_kwargs=True))
         try:
-            yield seen
+            yield records
         finally:
             for handle in handles:
                 handle.remove()

@@ -1,4 +1,4 @@
-"""The tables of device-tables.md: what devices hold, exchange and need the time for, of the published models."""
+"""The tables of device-tables.md: memory, exchange and time of published models."""
 
 import functools
 import json
@@ -95,19 +95,19 @@ def has_experts(config: DecoderConfig) -> bool:
 
 
 def meshes(config: DecoderConfig) -> list[Devices]:
-    """One device, and for every number of them the meshes that split the model as far as it goes along one axis.
+    """One device, and for each count the meshes that split furthest along an axis.
 
     The last one is on two machines; with experts it has all axes.
     """
-    found = [Devices()]
+    results = [Devices()]
     for number in NUMBERS:
         sizes = [number] if number <= HOST else [number, HOST]
         for size, axis in product(sizes, ("expert", "model") if has_experts(config) else ("model",)):
-            size = max(one for one in NUMBERS if one <= size and _fits(config, axis, one))
-            found.append(Devices(**{"data": number // size, axis: size}))
+            size = max(number for number in NUMBERS if number <= size and _fits(config, axis, number))
+            results.append(Devices(**{"data": number // size, axis: size}))
     if has_experts(config):
-        found.append(Devices(2, 2, 4))
-    return list(dict.fromkeys(found))
+        results.append(Devices(2, 2, 4))
+    return list(dict.fromkeys(results))
 
 
 def _fits(config: DecoderConfig, axis: str, size: int) -> bool:
@@ -138,11 +138,11 @@ def row_of(name: str, devices: Devices) -> Row:
 def rows_of(name: str) -> list[Row]:
     """A published model on each of its meshes."""
     config = config_of(name)
-    return [row_of(name, one)._replace(compiled=one in compiled_on(config)) for one in meshes(config)]
+    return [row_of(name, meshe)._replace(compiled=meshe in compiled_on(config)) for meshe in meshes(config)]
 
 
 def compiled(name: str, devices: Devices) -> None:
-    """Compile both steps of the whole model and compare what they exchange; it needs as many devices.
+    """Compile both whole-model steps and compare exchanges; needs as many devices.
 
     Raises:
         AssertionError: they exchange anything else than the formulas say.
@@ -157,8 +157,8 @@ def compiled(name: str, devices: Devices) -> None:
     steps = ((LANES, 1, row.decode), (PROMPTS, CHUNK, row.prompts))
     for shape, expected in ((engine.generating(lanes, tokens), sent) for lanes, tokens, sent in steps):
         program = engine.program(shape)
-        found = without_sources(program.certificate.collectives)
-        assert found == expected, f"{name}, {shape}: expected {expected}, the certificate has {found}"
+        actual = without_sources(program.certificate.collectives)
+        assert actual == expected, f"{name}, {shape}: expected {expected}, the certificate has {actual}"
         counts = counted(program.compiled.as_text() or "")
         assert counts == in_bytes(expected), f"{name}, {shape}: expected {in_bytes(expected)}, XLA exchanges {counts}"
 
@@ -169,10 +169,10 @@ def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
     shards = Placement(abstract_mesh(*devices)).shards(family.weights(config), cuts)
     numbers = size = experts = 0
     for weight in family.weights(config):
-        own = prod(shards[weight.path].local_shape)
-        numbers, size = numbers + own, size + own * (4 if weight.float32 else 2)
-        experts += own if any(cut.axis == EXPERT for cut in cuts.get(weight.path, ())) else 0
-    routers = [one.router for layer in config.layers for one in layer if isinstance(one, MoeConfig)]
+        local = prod(shards[weight.path].local_shape)
+        numbers, size = numbers + local, size + local * (4 if weight.float32 else 2)
+        experts += local if any(cut.axis == EXPERT for cut in cuts.get(weight.path, ())) else 0
+    routers = [item.router for layer in config.layers for item in layer if isinstance(item, MoeConfig)]
     chosen = routers[0].per_token / routers[0].experts if routers else 1
     head = share.vocab_size * config.hidden_size
     looked_up = 0 if config.tied else head
@@ -190,51 +190,51 @@ def held(family: Family, config: DecoderConfig, devices: Devices) -> Held:
 
 def exchanging(collectives: Counter[Collective], devices: Devices) -> float:
     """Seconds that the collectives of a step take, one after another."""
-    return sum(count * _seconds(one, devices) for one, count in collectives.items())
+    return sum(count * _seconds(item, devices) for item, count in collectives.items())
 
 
-def _seconds(one: Collective, devices: Devices) -> float:
+def _seconds(collective: Collective, devices: Devices) -> float:
     # The last axis is the fastest: devices of one machine are neighbours.
-    inside = devices.expert if one.axes == ("expert",) else devices.model * devices.expert
-    machines = max(inside // HOST, 1)
-    hops = (one.devices - 1) * (1 if one.operation == "all_gather" else 2)
-    far = (machines - 1) * (1 if one.operation == "all_gather" else 2)
+    inner = devices.expert if collective.axes == ("expert",) else devices.model * devices.expert
+    machines = max(inner // HOST, 1)
+    hops = (collective.devices - 1) * (1 if collective.operation == "all_gather" else 2)
+    distance = (machines - 1) * (1 if collective.operation == "all_gather" else 2)
     near = NEAR_HOP if machines == 1 else NEAR_HOP_OF_FAR_RING
     wire = NVLINK if machines == 1 else INFINIBAND
-    return START + (hops - far) * near + far * FAR_HOP + one.sent / wire
+    return START + (hops - distance) * near + distance * FAR_HOP + collective.sent / wire
 
 
 def seconds(row: Row, gpu: Gpu, tokens: int) -> tuple[float, float] | None:
-    """Seconds of a step, and of them those of exchanging; None if the model does not fit the device.
+    """Seconds of a step and its exchange; None if the model does not fit.
 
     Args:
         tokens: of each lane; 1 is the step that decodes.
     """
-    held, data = row.held, row.devices.data
+    contents, data = row.held, row.devices.data
     decoding, reading = LANES // data, max(PROMPTS // data, 1)
-    if held.weights + (decoding + reading) * (held.fixed + held.cache) > gpu.memory:
+    if contents.weights + (decoding + reading) * (contents.fixed + contents.cache) > gpu.memory:
         return None
     lanes, collectives = (decoding, row.decode) if tokens == 1 else (reading, row.prompts)
-    cached = held.cache if tokens == 1 else held.cache * CHUNK // CONTEXT
-    memory = (held.read + lanes * (2 * held.fixed + cached)) / gpu.bandwidth
-    products = 2 * lanes * (held.products * tokens + held.head) / gpu.products
+    cached = contents.cache if tokens == 1 else contents.cache * CHUNK // CONTEXT
+    memory = (contents.read + lanes * (2 * contents.fixed + cached)) / gpu.bandwidth
+    products = 2 * lanes * (contents.products * tokens + contents.head) / gpu.products
     wire = exchanging(collectives, row.devices)
     return max(memory, products) + wire, wire
 
 
 def line(row: Row) -> str:
     """A line of a table."""
-    held, devices = row.held, row.devices
+    contents, devices = row.held, row.devices
     sizes = ", ".join(f"{axis}={size}" for axis, size in devices._asdict().items() if size > 1)
-    state = (LANES + PROMPTS) // devices.data * (held.fixed + held.cache)
+    state = (LANES + PROMPTS) // devices.data * (contents.fixed + contents.cache)
     cells = [
         (sizes or "one device") + (" (compiled)" if row.compiled else ""),
-        f"{held.weights / 1e9:.1f}",
+        f"{contents.weights / 1e9:.1f}",
         f"{state / 1e9:.1f}",
         str(row.decode.total()),
     ]
     for tokens, collectives in ((1, row.decode), (CHUNK, row.prompts)):
-        cells.append(f"{sum(count * one.sent for one, count in collectives.items()) / 1e6:,.0f}")
+        cells.append(f"{sum(count * item.sent for item, count in collectives.items()) / 1e6:,.0f}")
         cells += [_milliseconds(seconds(row, gpu, tokens)) for gpu in GPUS]
     return f"| {' | '.join(cells)} |"
 
@@ -247,8 +247,8 @@ def page(tables: Mapping[str, Sequence[Row]]) -> str:
     """The text of device-tables.md."""
     names = [gpu.name for gpu in GPUS]
     columns = ["mesh", "weights, GB", "state, GB", "exchanges"]
-    for what in ("decode", "prompts"):
-        columns += [f"{what}: MB sent", *(f"ms, {name}" for name in names)]
+    for label in ("decode", "prompts"):
+        columns += [f"{label}: MB sent", *(f"ms, {name}" for name in names)]
     heading = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n"
     parts = [f"## {name}\n\n{heading}" + "".join(f"{line(row)}\n" for row in rows) for name, rows in tables.items()]
     return f"""{INTRODUCTION}

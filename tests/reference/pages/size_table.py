@@ -1,4 +1,4 @@
-"""The table of docs/quantised.md: memory that weights of published models take, and lanes that GPUs have room for."""
+"""The table of docs/quantised.md: weight memory, and lanes that GPUs can hold."""
 
 import json
 import tempfile
@@ -46,7 +46,7 @@ def _engine(name: str, scheme: str | None) -> Engine:
 
 
 def fit(name: str, scheme: str | None, target: str) -> Fit:
-    """Return what `hybridlm verify --abstract --target` says of weights and rows of a published model."""
+    """Return `hybridlm verify --abstract --target`'s weights and rows of a published model."""
     machine = read_target(target)
     assert machine.memory is not None
     return fit_of(_engine(name, scheme), machine.memory, machine.platform, None, None)
@@ -55,7 +55,7 @@ def fit(name: str, scheme: str | None, target: str) -> Fit:
 def row(name: str, scheme: str | None) -> str:
     """Return the line of a model by a scheme."""
     fits = [fit(name, scheme, target) for target in TARGETS]
-    places = [f"{one.most_lanes:,}" if one.most_lanes else "no" for one in fits]
+    places = [f"{fit.most_lanes:,}" if fit.most_lanes else "no" for fit in fits]
     return f"| {name} | {SCHEMES[scheme]} | {fits[0].weights / 1e9:.1f} | {' | '.join(places)} |\n"
 
 

@@ -1,4 +1,4 @@
-"""Calls in a process that is forked from this one, which ends after some time in any case."""
+"""Calls in a forked process that ends after a time limit."""
 
 import json
 import os
@@ -12,7 +12,7 @@ SECONDS = 60
 
 
 def outcomes(calls: Mapping[str, Callable[[], Any]]) -> dict[str, str]:
-    """Return for each call in one forked process the name of its error, or "returned"; calls that wait are missing."""
+    """Return each call's error name or "returned" from one fork; hanging calls are missing."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of JAX and of Python, about the fork itself

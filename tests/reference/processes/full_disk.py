@@ -1,8 +1,8 @@
-"""Score a file and answer a batch on a disk that is too small, then make room and do it again.
+"""Score a file and answer a batch on a small disk, then enlarge and repeat.
 
     unshare --mount python full_disk.py FOLDER
 
-in a mount namespace of its own, where it may mount. Prints for each output which files did not fit, and how often.
+in its own mount namespace, where it may mount. Prints for each output which files did not fit, and how often.
 """
 
 import contextlib
@@ -26,44 +26,44 @@ LINES = [{"id": i, "text": "a" * (i % CONTEXT + 1), "note": "x" * 700} for i in 
 ROOM = 64 << 20
 
 
-def mount(disk: pathlib.Path, size: int, again: bool = False) -> None:
-    """A disk in memory of so many bytes, or more room on the one that is there."""
-    options = f"{'remount,' if again else ''}size={size}"
+def mount(disk: pathlib.Path, size: int, repeat: bool = False) -> None:
+    """Mount a disk in memory of this size, or enlarge it."""
+    options = f"{'remount,' if repeat else ''}size={size}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], check=True)
 
 
 def failed(run: Callable[[], Any]) -> str | None:
     """Message of the command; None where it succeeds."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
+    string_io = io.StringIO()
+    with contextlib.redirect_stderr(string_io):
         try:
             with reported(False):
                 run()
         except typer.Exit:
-            return said.getvalue()
+            return string_io.getvalue()
     return None
 
 
 def attempt(disk: pathlib.Path, size: int, output: pathlib.Path, expected: bytes, run: Callable[[], Any]) -> str | None:
-    """Run on a disk of so many bytes, then on a larger one; the name of the file that did not fit, or None."""
+    """Run on a small disk, then a larger one; return the unwritten file or None."""
     mount(disk, size)
     try:
         output.write_bytes(b"older")
-        said = failed(run)
-        if said is None:
+        message = failed(run)
+        if message is None:
             assert output.read_bytes() == expected, size
             return None
-        assert said.startswith(f"error: {disk}") and "No space left on device" in said, said
-        assert said.count("\n") == 1 and "Traceback" not in said, said
-        where = pathlib.Path(said.removeprefix("error: ").split(": ")[0])
+        assert message.startswith(f"error: {disk}") and "No space left on device" in message, message
+        assert message.count("\n") == 1 and "Traceback" not in message, message
+        where = pathlib.Path(message.removeprefix("error: ").split(": ")[0])
         assert output.read_bytes() in (b"older", expected), f"{size}: half an output"
         assert not list(disk.rglob("whole")), "half an output takes room that is short"
         # A part that the manifest does not name is not kept.
-        kept = len(list(disk.rglob("part-*"))) - (where.name != "whole")
-        assert ("are kept in" in said) == (kept > 0), (said, kept)
-        mount(disk, ROOM, again=True)
-        told = failed(run)
-        assert told is None and output.read_bytes() == expected, (size, told)
+        saved = len(list(disk.rglob("part-*"))) - (where.name != "whole")
+        assert ("are kept in" in message) == (saved > 0), (message, saved)
+        mount(disk, ROOM, repeat=True)
+        records = failed(run)
+        assert records is None and output.read_bytes() == expected, (size, records)
         assert [path.name for path in disk.iterdir()] == [output.name], size
         return where.name
     finally:
@@ -76,12 +76,12 @@ def sweep(disk: pathlib.Path, output: pathlib.Path, run: Callable[[], Any]) -> C
     assert failed(run) is None
     expected = output.read_bytes()
     subprocess.run(["umount", disk], check=True)
-    found: Counter[str] = Counter()
+    counter: Counter[str] = Counter()
     for pages in range(1, 10_000):
         name = attempt(disk, pages * PAGE, output, expected, run)
         if name is None:
-            return found
-        found[name.split("-")[0]] += 1
+            return counter
+        counter[name.split("-")[0]] += 1
     raise AssertionError("no disk was large enough")
 
 

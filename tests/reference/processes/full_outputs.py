@@ -1,8 +1,8 @@
-"""Write captured states, a quantised copy, a saved model and a certificate on a disk that is too small.
+"""Write captures, a quantised copy, a model and a certificate on a small disk.
 
     unshare --mount python full_outputs.py FOLDER CHECKPOINT
 
-in a mount namespace of its own, where it may mount. Every error has to name what did not fit, and nothing may be left.
+in its own mount namespace, where it may mount. Every error has to name what did not fit, and nothing may be left.
 """
 
 import errno
@@ -39,14 +39,14 @@ def capture(target: pathlib.Path) -> None:
 
 
 def table(target: pathlib.Path) -> None:
-    made = captured_table.CaptureTable(target, (0,), HIDDEN, [])
-    writer = Recorder(1, (0,), HIDDEN, [], None, partial(made.add, 0))
+    capture_table = captured_table.CaptureTable(target, (0,), HIDDEN, [])
+    writer = Recorder(1, (0,), HIDDEN, [], None, partial(capture_table.add, 0))
     try:
         for i, numbers in enumerate(NUMBERS):
             writer.put(i, {0: numbers}, None)
-        made.finish()
+        capture_table.finish()
     finally:
-        made.close()
+        capture_table.close()
 
 
 class LongCertificate:

@@ -19,7 +19,7 @@ lm = hybridlm.load(
     directory, lanes=2, context=64, chunk=8, dtype="float32", mesh=hybridlm.mesh(data=2), compilation_cache=cache
 )
 tokens = None if lm.run_worker() else lm.generate([[1, 2, 3], [4, 5, 6, 7]], max_tokens=6, ignore_eos=True)[0].token_ids
-stored = {name: one.stored for name, one in lm.certificates.items()}
+stored = {name: certificate.stored for name, certificate in lm.certificates.items()}
 sys.stderr.write(f"FOUND {json.dumps([jax.process_index(), stored, tokens])}\n")
 if jax.process_index() == 1:
     threading.Thread(target=time.sleep, args=(float(late),)).start()

@@ -1,4 +1,4 @@
-"""Kill -9 a run that scores a file at every moment at which it changes a file, and run it again.
+"""Kill -9 a scoring run at every change of a file, and run it again.
 
 python kill_scoring.py FOLDER prints how many moments there are; exit status 1 if an output was wrong.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from toy_scorer import encode, run_toy, toy, write_lines
 
 from hybridlm.files import parts
+from hybridlm.score_files.task import RowTask
 
 LINES = [{"id": i, "text": "ab"[i % 2] * 70 + (str(i) if i % 5 else "too long for it")} for i in range(5)]
 SCORER = toy(encode=lambda item, where: encode(item[70:], where))
@@ -21,7 +22,7 @@ SCORER = toy(encode=lambda item, where: encode(item[70:], where))
 
 
 def kill_at(moment: int) -> list[int]:
-    """Let this process die at such a moment; returns the number of moments so far, which grows."""
+    """Kill this process at this moment; return the growing number of moments."""
     passed = [0]
 
     def reached() -> None:
@@ -49,7 +50,7 @@ def kill_at(moment: int) -> list[int]:
         reached()
 
     parts._write = torn_write
-    # What a killed process has written is in the system's hands, so that nothing has to reach the disk here.
+    # A killed process leaves its writes to the system, so that nothing has to reach the disk here.
     os.fsync = around(lambda descriptor: None)
     os.replace = around(os.replace)
     for name in ("mkdir", "unlink", "rmdir"):
@@ -57,37 +58,39 @@ def kill_at(moment: int) -> list[int]:
     return passed
 
 
-def run(output: pathlib.Path, moment: int) -> tuple[int, int]:
-    """Score in a process of its own: its signal or status, and the moments that it passed (at most 255)."""
+def run(task: RowTask, output: pathlib.Path, moment: int) -> tuple[int, int]:
+    """Run a task in a process: signal or status, and passed moments (at most 255)."""
     child = os.fork()
     if child == 0:
         passed = kill_at(moment)
-        run_toy(SCORER, output.with_name("in.jsonl"), output, window=2, progress=False)
+        run_toy(task, output.with_name("in.jsonl"), output, window=2, progress=False)
         os._exit(min(passed[0], 255))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return (status, 0) if status < 0 else (0, status)
 
 
-def main(folder: pathlib.Path) -> None:
-    write_lines(folder / "in.jsonl", LINES)
+def kill_everywhere(task: RowTask, folder: pathlib.Path, lines: list[Any]) -> bytes:
+    """Kill a run at every moment; print their number, return the undisturbed output."""
+    write_lines(folder / "in.jsonl", lines)
     undisturbed = folder / "undisturbed.jsonl"
-    _, moments = run(undisturbed, -1)
+    _, moments = run(task, undisturbed, -1)
     assert 20 < moments < 255, moments
     expected = undisturbed.read_bytes()
     for moment in range(moments):
         output = folder / "out.jsonl"
         output.write_bytes(b"older")
-        assert run(output, moment)[0] == -signal.SIGKILL, moment
+        assert run(task, output, moment)[0] == -signal.SIGKILL, moment
         assert output.read_bytes() in (b"older", expected), f"half an output after a kill at moment {moment}"
-        # Once more, a moment later in what is left to do: a run that continues can be killed as well.
-        run(output, moment // 2)
-        signalled, _ = run(output, -1)
-        left = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
-        if signalled or output.read_bytes() != expected or left != [output.name]:
-            sys.exit(f"killed at moment {moment}: the output differs, or {left} are left")
+        # Once more, a moment later in the remaining work: a run that continues can be killed as well.
+        run(task, output, moment // 2)
+        signalled, _ = run(task, output, -1)
+        rest = sorted(path.name for path in folder.iterdir() if path.name not in ("in.jsonl", undisturbed.name))
+        if signalled or output.read_bytes() != expected or rest != [output.name]:
+            sys.exit(f"killed at moment {moment}: the output differs, or {rest} are left")
         shutil.rmtree(folder / "out.jsonl.parts", ignore_errors=True)
     print(moments)
+    return expected
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    kill_everywhere(SCORER, pathlib.Path(sys.argv[1]), LINES)

@@ -1,4 +1,4 @@
-"""Run a method over a file and kill -9 this process after so many finished texts.
+"""Run a method over a file and kill -9 after so many texts.
 
 python kill_texts.py MODEL INPUT OUTPUT COUNT METHOD
 """
@@ -19,12 +19,12 @@ add, finished.KEPT_EVERY = finished.FinishedTexts.add, 0.0
 counted = [0]
 
 
-def killing(self: finished.FinishedTexts, *given: Any) -> None:
+def killing(self: finished.FinishedTexts, *args: Any) -> None:
     """Count the finished texts."""
     if counted[0] == int(sys.argv[4]):
         os.kill(os.getpid(), signal.SIGKILL)
     counted[0] += 1
-    add(self, *given)
+    add(self, *args)
 
 
 finished.FinishedTexts.add = killing  # type: ignore[method-assign]  # the process ends

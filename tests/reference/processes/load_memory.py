@@ -1,4 +1,4 @@
-"""Loads a checkpoint whose experts are one tensor each, and says what memory that took and which tensors were read.
+"""Load a checkpoint of single-expert tensors; print memory and read tensors.
 
 python load_memory.py toy FOLDER STORED WANTED DEVICES       parameters of every kind, `model` axis of DEVICES devices
 python load_memory.py lm FOLDER STORED WANTED                a model, by `hybridlm.load`
@@ -57,7 +57,7 @@ MODEL: dict[str, Any] = {
     "eos_token_id": 0,
 }
 WIDE = MODEL | {"model_type": "qwen3_5", "hidden_size": 1024, "intermediate_size": 24576}
-"""Model whose MLPs have matrices of 25 million numbers each."""
+"""Model with MLP matrices of 25 million numbers each."""
 SMALL = WIDE | {"intermediate_size": 256, "vocab_size": 64}
 GGUF: dict[str, Any] = {
     "vocab_size": 97,
@@ -69,7 +69,7 @@ GGUF: dict[str, Any] = {
 
 
 def toy_weights(_: Any) -> list[Weight]:
-    """Tensors as they are, experts that are stacked, rows in another order."""
+    """Tensors unchanged, experts that are stacked, rows in another order."""
     plain = [
         Weight((f"plain.{i}",), (ROWS, COLUMNS), (WeightSource({f"plain.{i}": (ROWS, COLUMNS)}),))
         for i in range(LAYERS)
@@ -88,7 +88,7 @@ TOY = Family("toy", ("toy",), _no_config, toy_weights, (), ())
 
 
 def write(folder: Path, config: Mapping[str, Any], weights: list[Weight], dtype: str) -> None:
-    """A checkpoint of the last layout that each parameter may have, which for experts is a tensor each."""
+    """Write the last layout of each parameter: one tensor per expert."""
     folder.mkdir(exist_ok=True)
     if (folder / "config.json").exists():
         return
@@ -109,7 +109,7 @@ def write(folder: Path, config: Mapping[str, Any], weights: list[Weight], dtype:
 
 
 def toy_cuts(axis: str) -> dict[tuple[str | int, ...], tuple[ShardedDim, ...]]:
-    """Along `model`: rows in two parts, columns of experts, and rows in another order; along `expert`: experts."""
+    """Cuts along `model`: row parts, expert columns, reordered rows; along `expert`: experts."""
     if axis == "expert":
         return {("experts",): (shard_experts(EXPERTS),)}
     halves = (shard_outputs(*(Segment(ROWS // 2, ROWS // 2),) * 2),)
@@ -126,7 +126,7 @@ def anonymous() -> int:
 
 
 def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
-    """Bytes that loading needed above those before: at most, and at its end; what this process keeps; the reads."""
+    """Bytes for loading: peak and end above the start; kept bytes; reads."""
     read, reads = CheckpointDirectory.read, []
 
     def counted(self: CheckpointDirectory, name: str) -> np.ndarray:
@@ -148,8 +148,8 @@ def measure(load: Callable[[], list[jax.Array]]) -> dict[str, Any]:
     end = anonymous()
     stop.set()
     thread.join()
-    kept = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
-    return {"peak": max(peak[0], end) - start, "end": end - start, "kept": kept, "reads": reads}
+    total = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+    return {"peak": max(peak[0], end) - start, "end": end - start, "kept": total, "reads": reads}
 
 
 def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
@@ -163,7 +163,7 @@ def write_blocks(folder: Path, config: Mapping[str, Any], kind: str) -> None:
     write_gguf(folder / "model.gguf", "qwen35", GGMLQuantizationType[kind], changes=decays, source=folder)
 
 
-def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> None:
+def main(case: str, folder: Path, stored: str, wanted: str = "", *args: str) -> None:
     if case == "write":
         write_blocks(folder, WIDE | GGUF, stored)
         write_blocks(folder / "small", SMALL | GGUF, stored)
@@ -197,7 +197,7 @@ def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> 
             lm = hybridlm.load(folder, lanes=1, context=8, dtype=wanted, compilation_cache=False, chunk=4)
             return list(lm.params.values())
 
-        # What the first model of a process needs besides: modules, traces.
+        # Further needs of a process's first model: modules, traces.
         small = MODEL | {"moe_intermediate_size": 8, "vocab_size": 64}
         write(folder / "small", small, family.weights(family.read_config(small)), stored)
         hybridlm.load(folder / "small", lanes=1, context=8, dtype=wanted, compilation_cache=False, chunk=4)
@@ -205,11 +205,11 @@ def main(case: str, folder: Path, stored: str, wanted: str = "", *more: str) -> 
         write(folder, {}, toy_weights(None), stored)
         shards = {}
         if case == "share":
-            port, count, number = map(int, more)
+            port, count, number = map(int, args)
             jax.distributed.initialize(f"127.0.0.1:{port}", count, number)
             shards = Placement(hybridlm.mesh(expert=count)).shards(toy_weights(None), toy_cuts("expert"))
-        elif int(more[0]) > 1:
-            shards = Placement(hybridlm.mesh(model=int(more[0]))).shards(toy_weights(None), toy_cuts("model"))
+        elif int(args[0]) > 1:
+            shards = Placement(hybridlm.mesh(model=int(args[0]))).shards(toy_weights(None), toy_cuts("model"))
         checkpoint = open_directory(folder)
 
         def load() -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""A store of messages within this process alone, in place of the one that processes share."""
+"""A message store within one process, in place of the shared store."""
 
 
 class MemoryStore:
@@ -20,5 +20,5 @@ class MemoryStore:
         return self.values[name]
 
     def delete(self, name: str) -> None:
-        """Delete all values whose key begins with "name/"."""
+        """Delete all values below "name/"."""
         self.values = {key: value for key, value in self.values.items() if not key.startswith(f"{name}/")}

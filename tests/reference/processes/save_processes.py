@@ -1,4 +1,4 @@
-"""Several processes save a parameter that lies over a mesh of all their devices, then each reads it under another mesh.
+"""Several processes save a parameter over their mesh, then read it under another.
 
 python save_processes.py PORT COUNT NUMBER FOLDER
 """
@@ -29,7 +29,7 @@ def laid(mesh: jax.sharding.Mesh) -> Shards:
 
 
 def of_device(shards: Shards) -> jax.Array:
-    """The parameter over a mesh, made of what each process knows anyway."""
+    """Build the parameter over a mesh from values known to each process."""
 
     def host(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
         result = np.empty(shape, np.float32)
@@ -51,11 +51,11 @@ def main(port: int, count: int, number: int, folder: pathlib.Path) -> None:
     other = laid(jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model")))
     saved = open_saved(folder / "saved")
     reading = _Reading(saved, "whole")
-    found = other.build(lambda windows, shape: reading.part(windows, shape, np.dtype(np.float32)))
-    for one, expected in zip(found.addressable_shards, of_device(other).addressable_shards, strict=True):
-        assert np.array_equal(one.data, expected.data), one.index
-    mine = {shard.index[0].start or 0 for shard in found.addressable_shards}
-    print(f"{len(saved.parameters['whole'].tiles)} tiles, {len(mine)} different parts here")
+    actual = other.build(lambda windows, shape: reading.part(windows, shape, np.dtype(np.float32)))
+    for item, expected in zip(actual.addressable_shards, of_device(other).addressable_shards, strict=True):
+        assert np.array_equal(item.data, expected.data), item.index
+    output = {shard.index[0].start or 0 for shard in actual.addressable_shards}
+    print(f"{len(saved.parameters['whole'].tiles)} tiles, {len(output)} different parts here")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Score a file of many rows without a model, and say how much memory that took at most.
+"""Score a file of many rows without a model, and print the peak memory.
 
     python score_memory.py INPUT OUTPUT
 
@@ -22,7 +22,7 @@ ROWS = 200_000
 
 
 def write(path: Path) -> None:
-    """Short rows that no compression makes smaller; a Parquet file has them in one row group."""
+    """Write short incompressible rows; Parquet has them in one row group."""
     texts = np.random.default_rng(0).integers(ord("A"), ord("z") + 1, (ROWS, 200), np.uint8).view("S200")[:, 0]
     if path.suffix == ".parquet":
         table = pa.table({"id": pa.array(range(ROWS)), "text": pa.array(texts).cast(pa.string())})
@@ -53,6 +53,6 @@ def resident(name: str) -> int:
 
 if __name__ == "__main__":
     input, output = Path(sys.argv[1]), Path(sys.argv[2])
-    before = resident("VmRSS")
+    initial = resident("VmRSS")
     report = run_toy(toy(score, encode), input, output, progress=False)
-    print(json.dumps({"before": before, "peak": resident("VmHWM"), "rows": report.texts}))
+    print(json.dumps({"before": initial, "peak": resident("VmHWM"), "rows": report.texts}))

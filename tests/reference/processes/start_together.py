@@ -20,11 +20,11 @@ command = [sys.executable, script, directory, fault, faulty]
 
 def alone() -> int:
     """Wait for each by itself; the exit status of the last of those that failed."""
-    together = {**os.environ, ADDRESS: f"127.0.0.1:{free_port()}", COUNT: count}
-    running = [subprocess.Popen(command, env={**together, NUMBER: str(i)}) for i in range(int(count))]
-    found = [process.wait() for process in running]
-    print(f"statuses {found}; ended at {time.time()}", file=sys.stderr)
-    return max(found)
+    joint = {**os.environ, ADDRESS: f"127.0.0.1:{free_port()}", COUNT: count}
+    running = [subprocess.Popen(command, env={**joint, NUMBER: str(i)}) for i in range(int(count))]
+    results = [process.wait() for process in running]
+    print(f"statuses {results}; ended at {time.time()}", file=sys.stderr)
+    return max(results)
 
 
 if how == "alone":

@@ -1,5 +1,6 @@
-"""Tasks without a model, for tests of files: a log-probability tells which token it belongs to."""
+"""Tasks without a model: a log-probability identifies its token."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +32,7 @@ def encode(item: Any, where: str) -> tuple[int, ...]:
 
 
 def score_of(ids: Sequence[int]) -> hybridlm.Score:
-    """-t for token t; 255 is not a number, 254 overflows a perplexity, 253 is impossible."""
+    """-t for token t; 255 is NaN, 254 overflows a perplexity, 253 is impossible."""
     values = [math.nan, *(-float(token) for token in ids[1:])]
     values = [math.nan if v == -255 else -1000.0 if v == -254 else -math.inf if v == -253 else v for v in values]
     logprobs = np.array(values, np.float32)
@@ -52,13 +53,23 @@ def toy(
 ) -> RowTask:
     """The task of scores, by functions of token ids and of texts."""
 
-    def scores(texts: Sequence[tuple[int, ...]], question: Any, probes: Any) -> list[hybridlm.Score]:
-        return score(texts)
-
+    scores = lambda texts, question, probes: score(texts)
     return scored_rows(lambda item, where: [ScoredIds(encode(item, where))], scores, {"model": "toy"})
 
 
 TOY = toy()
+
+
+def interrupted(function: Callable[..., Any], *calls: int, error: BaseException | None = None) -> Callable[..., Any]:
+    """Return the function, interrupted in the calls of these numbers, from 0."""
+    numbers = itertools.count()
+
+    def run(*args: Any, **options: Any) -> Any:
+        if next(numbers) in calls:
+            raise error or KeyboardInterrupt
+        return function(*args, **options)
+
+    return run
 
 
 def run_toy(task: RowTask, input: str | Path, output: str | Path, **options: Any) -> Any:
@@ -82,7 +93,7 @@ NO_MODEL = batch_rows(
     BatchModel(Inputs(None, 97, 256, (), lambda snapshot: None), cast(Any, NoRequests), lambda texts, top: [], "none"),
     {},
 )
-"""Answers a batch whose lines are all wrong."""
+"""Answers a batch of wrong lines only."""
 
 
 def write_lines(path: Path, lines: Iterable[Any]) -> Path:

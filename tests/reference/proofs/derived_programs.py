@@ -24,28 +24,28 @@ Function = Callable[..., Any]
 
 
 def _equation(name: str, seed: int) -> tuple[ir.ClosedJaxpr, Any] | None:
-    """The traced instance, calls inlined, and its equation of the primitive; None where that has no result or a key.
+    """The inlined trace and its equation of the primitive, or None without one.
 
     A branch whose results are its operands has none: JAX takes them past it.
     """
     source = instance(name, seed)
     program = ir.inline(ir.trace(source.step, *source.args()))
-    found = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == name]
+    out = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == name]
     if (
-        not found
-        or all(isinstance(var, ir.DropVar) for var in found[-1].outvars)
-        or any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.extended) for atom in (*found[-1].invars, *found[-1].outvars))
+        not out
+        or all(isinstance(var, ir.DropVar) for var in out[-1].outvars)
+        or any(jnp.issubdtype(atom.aval.dtype, jax.dtypes.extended) for atom in (*out[-1].invars, *out[-1].outvars))
     ):
         return None
-    return program, found[-1]
+    return program, out[-1]
 
 
 def mapped_over_lanes(name: str, seed: int) -> Iterator[Program]:
     """An operation, its derivative and its transpose, each mapped over lanes by `vmap`."""
-    found = _equation(name, seed)
-    if found is None:
+    result = _equation(name, seed)
+    if result is None:
         return
-    program, eqn = found
+    program, eqn = result
     rng = np.random.default_rng((seed, *name.encode()))
     operands = [atom for atom in eqn.invars if not isinstance(atom, ir.Literal)]
     single = ir.run_eqns([eqn], operands, [var for var in eqn.outvars if not isinstance(var, ir.DropVar)])
@@ -83,9 +83,7 @@ def _pushed(function: Function, floats: Sequence[int]) -> Function:
     """Its derivative along its own operands."""
 
     def pushed(*operands: Any) -> Any:
-        def of(*some: Any) -> Any:
-            return function(*_put(operands, floats, some))
-
+        of = lambda *some: function(*_put(operands, floats, some))
         chosen = [operands[k] for k in floats]
         return [each for each in jax.jvp(of, chosen, chosen)[1] if each.dtype != jax.dtypes.float0]
 
@@ -100,8 +98,8 @@ def _pulled(function: Function, floats: Sequence[int]) -> Function:
             results = function(*_put(operands, floats, some))
             return [each for each in results if jnp.issubdtype(each.dtype, jnp.inexact)]
 
-        results, back = jax.vjp(of, *(operands[k] for k in floats))
-        return back(results)
+        results, result = jax.vjp(of, *(operands[k] for k in floats))
+        return result(results)
 
     return pulled
 
@@ -119,9 +117,7 @@ def _mapped(name: str, function: Function, axes: Sequence[int | None], draw: Any
     out_axes = [int(rng.integers(len(result.shape) + 1)) for result in results]
 
     def step(*operands: Any) -> Any:
-        def as_tuple(*one: Any) -> Any:
-            return tuple(function(*one))
-
+        as_tuple = lambda *args: tuple(function(*args))
         return jax.vmap(as_tuple, in_axes=tuple(axes), out_axes=tuple(out_axes))(*operands)
 
     def stacked(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
@@ -136,15 +132,13 @@ def _mapped(name: str, function: Function, axes: Sequence[int | None], draw: Any
 
 
 def mapped_over_heads(name: str, seed: int) -> Program:
-    """An instance mapped over heads, which lie behind the lanes and behind the rows of the pool."""
+    """An instance mapped over heads, after the lanes and pool rows."""
     source = instance(name, seed)
     rng = np.random.default_rng((seed, *name.encode()))
     # shared arrays may have the heads anywhere; of lanes, own integers, words and rows the heads come second
     places = [0, None, 1, None, None, 1, None]
     axes = tuple(axis if k == 2 or rng.random() < 0.7 else None for k, axis in enumerate(places))
-
-    def step(*given: Any) -> Any:
-        return jax.vmap(source.step, in_axes=axes, out_axes=1)(*given)
+    step = lambda *args: jax.vmap(source.step, in_axes=axes, out_axes=1)(*args)
 
     def draw(rng: np.random.Generator) -> tuple[np.ndarray, ...]:
         first, second = source.draw(rng), source.draw(rng)

@@ -1,4 +1,4 @@
-"""Whether what the proof says of idle lanes is so: their elements hold what they are said to hold.
+"""Check the proof's claims about idle lanes' elements.
 
 The proof walks a program a second time for a lane whose length is 0, or that is idle by a mask or a count. What it
 says then, of a range, of a fact, of rows that are kept, is said of the elements of such lanes alone; whose they are is
@@ -27,25 +27,25 @@ ROLES = "length", "active", "active_count"
 
 
 def idle_lanes(reality: Reality, role: str = "length") -> np.ndarray:
-    """[run, lane]: idle by the input of this role, and not on the null row, which is outside every promise."""
+    """[run, lane]: idle by this role's input and off the null row."""
     idle = np.ones_like(reality.lanes)
-    for at, leaf in zip(reality.bound.inputs, reality.claims.leaves, strict=True):
-        if getattr(at.entry, "role", None) == role:
+    for index, leaf in zip(reality.bound.inputs, reality.claims.leaves, strict=True):
+        if getattr(index.entry, "role", None) == role:
             idle &= np.arange(idle.shape[1]) >= leaf[:, None] if role == "active_count" else leaf == 0
-        elif isinstance(at.entry, SlotMap) and not at.entry.disjoint:
+        elif isinstance(index.entry, SlotMap) and not index.entry.disjoint:
             idle &= leaf != 0
     return idle
 
 
 def idle_faults(subject: Subject, checked: Checked | None = None) -> Iterator[str]:
-    """Everything that the proof says of idle lanes and that is not so.
+    """Yield false claims about idle lanes.
 
     Args:
         subject: the program.
         checked: counts the elements that each kind of statement was compared for.
     """
     checked = {} if checked is None else checked
-    roles = {getattr(one.entry, "role", None) for one in subject.bound.inputs}
+    roles = {getattr(item.entry, "role", None) for item in subject.bound.inputs}
     for role in ROLES:
         if role in roles:
             yield from _faults_by(subject, checked, role)
@@ -54,57 +54,57 @@ def idle_faults(subject: Subject, checked: Checked | None = None) -> Iterator[st
 def _faults_by(subject: Subject, checked: Checked, role: str) -> Iterator[str]:
     reality, counted = Reality(subject), role == "active_count"
     idle, views = idle_lanes(reality, role), Views(subject)
-    busy, still = predictions(subject, counted=counted), predictions(subject, role, counted)
+    busy, mapping = predictions(subject, counted=counted), predictions(subject, role, counted)
     numbered: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for var, one in still.items():
+    for var, item in mapping.items():
         if isinstance(var, ir.DropVar) or var not in busy:
             continue
-        inside = subject.turns.get(var, []) if one.body else [(subject.values[var], np.ones(1, bool))]
-        for turn, (result, runs) in enumerate(inside):
+        inner = subject.turns.get(var, []) if item.body else [(subject.values[var], np.ones(1, bool))]
+        for turn, (result, runs) in enumerate(inner):
             array = reality.all_runs(result)
-            mine = _elements(reality, idle, busy[var].value.owner, array.shape)
-            mine &= np.broadcast_to(runs, reality.count).reshape(-1, *[1] * (array.ndim - 1))
-            where = views.turn(one.body, turn)
-            views.learn(one, bool(one.body))
-            known = {} if one.body else numbered
-            for fault in _faults_of(reality, array, mine, one.value, known, views, where, checked):
-                primitive, value = one.equation.primitive.name, one.value
+            actual = _elements(reality, idle, busy[var].value.owner, array.shape)
+            actual &= np.broadcast_to(runs, reality.count).reshape(-1, *[1] * (array.ndim - 1))
+            where = views.turn(item.body, turn)
+            views.learn(item, bool(item.body))
+            table = {} if item.body else numbered
+            for fault in _faults_of(reality, array, actual, item.value, table, views, where, checked):
+                primitive, value = item.equation.primitive.name, item.value
                 yield f"{primitive} {array.shape[1:]}: {fault}; claim: {value}, {value.intact}"
-            if not one.body:
-                numbered.setdefault(one.value.number, (array, mine))
+            if not item.body:
+                numbered.setdefault(item.value.number, (array, actual))
 
 
 def _elements(reality: Reality, idle: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """[run, ...]: elements of idle lanes, by whose they are."""
-    mine = np.zeros(shape, bool)
+    """[run, ...]: elements of idle lanes, by owner."""
+    array = np.zeros(shape, bool)
     match owner:
         case Common():
-            mine[:] = True
+            array[:] = True
         case OneLane(int(lane)) if 0 <= lane < idle.shape[1]:
-            mine[idle[:, lane]] = True
+            array[idle[:, lane]] = True
         case LaneRows(axis, inner, start, None):
             lanes = start + np.arange(shape[axis + 1]) // inner
-            inside = reality.inside(lanes)
-            rows = np.where(inside, idle[:, np.where(inside, lanes, 0)], False)
-            mine |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
+            nested = reality.inside(lanes)
+            rows = np.where(nested, idle[:, np.where(nested, lanes, 0)], False)
+            array |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
         case PoolRows(_, group, axis):
             rows = np.zeros((shape[0], shape[axis + 1] // owner.inner), bool)
             for i, run in enumerate(reality.claims.runs):
                 _, write = maps(reality.bound, run.leaves, group)
                 rows[i, write[idle[i]]] = True
             rows = np.repeat(rows, owner.inner, axis=1)
-            mine |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
-    return mine
+            array |= np.expand_dims(rows, [d for d in range(1, len(shape)) if d != axis + 1])
+    return array
 
 
-def _changes(reality: Reality, array: np.ndarray, mine: np.ndarray) -> np.ndarray:
+def _changes(reality: Reality, array: np.ndarray, actual: np.ndarray) -> np.ndarray:
     """Elements that differ from the unchanged run's, of lanes that are idle in both."""
     base = reality.claims.base
-    return differing(array, array[base]) & mine & mine[base]
+    return differing(array, array[base]) & actual & actual[base]
 
 
 def _may_differ(reality: Reality, owner: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """[run, ...]: elements that may differ from the unchanged run's; None where nothing is said of them."""
+    """[run, ...]: elements that may differ from the unchanged run; None if unknown."""
     match owner:
         case Common():
             return np.zeros(shape, bool)
@@ -121,7 +121,7 @@ def _may_differ(reality: Reality, owner: Any, shape: tuple[int, ...]) -> np.ndar
 def _faults_of(
     reality: Reality,
     array: np.ndarray,
-    mine: np.ndarray,
+    actual: np.ndarray,
     value: Value,
     numbered: dict[int, tuple[np.ndarray, np.ndarray]],
     views: "Views",
@@ -134,19 +134,19 @@ def _faults_of(
         reality: all runs.
         array: [run, ...] of the variable.
         mine: which of its elements belong to idle lanes.
-        value: what is said of them.
+        value: the claims about them.
         numbered: arrays with a value number, and their elements of idle lanes.
         views: of the pools.
         where: the index that the loop around it is at; None if there is none, or more than one.
-        checked: how often what was looked at.
+        checked: counts of compared claims.
     """
 
-    def look(what: str, wrong: np.ndarray) -> bool:
-        checked[what] = checked.get(what, 0) + int(mine.sum())
-        return bool((wrong & mine).any())
+    def look(label: str, wrong: np.ndarray) -> bool:
+        checked[label] = checked.get(label, 0) + int(actual.sum())
+        return bool((wrong & actual).any())
 
     if value.range is not None and look("range", (array < value.range[0]) | (array > value.range[1])):
-        yield f"holds {array[mine].min()} to {array[mine].max()} for idle lanes, outside its range"
+        yield f"holds {array[actual].min()} to {array[actual].max()} for idle lanes, outside its range"
     if isinstance(value.fact, Iota):
         index = np.arange(array.shape[value.fact.axis + 1]) // value.fact.div
         if look("iota", np.moveaxis(np.moveaxis(array, value.fact.axis + 1, -1) != index, -1, value.fact.axis + 1)):
@@ -159,28 +159,28 @@ def _faults_of(
         if value.owner.order is None and look("slot", array // value.fact.stride != slots):
             yield "is not its lane's entry in the slot map for idle lanes"
     may = _may_differ(reality, value.owner, array.shape)
-    if may is not None and look("owner", _changes(reality, array, mine) & ~may):
+    if may is not None and look("owner", _changes(reality, array, actual) & ~may):
         yield "is changed by another lane where its own is idle"
     if value.number in numbered:
-        other, others = numbered[value.number]
+        other, rest = numbered[value.number]
         if other.dtype == array.dtype and other.size == array.size:
-            both = others.reshape(array.shape)
-            if look("number", differing(array, other.reshape(array.shape)) & both):
+            pair = rest.reshape(array.shape)
+            if look("number", differing(array, other.reshape(array.shape)) & pair):
                 yield "has the value number of an array that holds something else for idle lanes"
     if value.intact is not None:
-        taken = views.taken(value.intact, where, lane=getattr(value.owner, "lane", None))
-        if taken is None:
+        selection = views.taken(value.intact, where, lane=getattr(value.owner, "lane", None))
+        if selection is None:
             checked["kept by a view that is not followed"] = checked.get("kept by a view that is not followed", 0) + 1
-        elif taken.shape != array.shape or taken.dtype != array.dtype:
-            yield f"is said to be kept, and its view is {taken.dtype}{taken.shape[1:]}"
-        elif look("kept", differing(array, taken)):
+        elif selection.shape != array.shape or selection.dtype != array.dtype:
+            yield f"is said to be kept, and its view is {selection.dtype}{selection.shape[1:]}"
+        elif look("kept", differing(array, selection)):
             yield "is not what the rows of idle lanes were"
 
 
 def _with_calls(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
-    """A body, and those of the calls in it."""
+    """Return a body and the bodies of its calls."""
     called = [body.jaxpr for body in map(ir.body_of, jaxpr.eqns) if body is not None]
-    return [jaxpr, *(inner for one in called for inner in _with_calls(one))]
+    return [jaxpr, *(inner for item in called for inner in _with_calls(item))]
 
 
 class Views:
@@ -193,24 +193,24 @@ class Views:
         for eqn in subject.program.jaxpr.eqns:
             if eqn.primitive.name == "scan":
                 body = ir.closed(eqn.params["jaxpr"]).jaxpr
-                loops.update({id(one): eqn.params for one in _with_calls(body)})
+                loops.update({id(call): eqn.params for call in _with_calls(body)})
         self.scans = {
             k: loops[id(jaxpr)] for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) if id(jaxpr) in loops
         }
 
-    def learn(self, one: Prediction, inside: bool) -> None:
-        """Remember what a read at run-time indices takes, the first time that its step of a view is met."""
-        before = one.operands[0].intact if one.operands else None
-        after, name = one.value.intact, one.equation.primitive.name
-        if inside or before is None or after is None or name not in ("gather", "dynamic_slice"):
+    def learn(self, prediction: Prediction, nested: bool) -> None:
+        """Record a run-time read when its view step is first seen."""
+        initial = prediction.operands[0].intact if prediction.operands else None
+        final, name = prediction.value.intact, prediction.equation.primitive.name
+        if nested or initial is None or final is None or name not in ("gather", "dynamic_slice"):
             return
-        steps = after.view[len(before.view) :]
-        if steps and after.view[: len(before.view)] == before.view:
-            rest = self.subject.read(one.equation.invars)[1:]
-            dtype = np.dtype(one.equation.invars[0].aval.dtype)
+        steps = final.view[len(initial.view) :]
+        if steps and final.view[: len(initial.view)] == initial.view:
+            rest = self.subject.read(prediction.equation.invars)[1:]
+            dtype = np.dtype(prediction.equation.invars[0].aval.dtype)
             self.reads.setdefault(
-                (dtype, steps, getattr(one.value.owner, "lane", None)),
-                lambda array: apply(one.equation, [array, *rest])[0],
+                (dtype, steps, getattr(prediction.value.owner, "lane", None)),
+                lambda array: apply(prediction.equation, [array, *rest])[0],
             )
 
     def _known_read(self, steps: list[Any], array: np.ndarray, lane: Any) -> tuple[np.ndarray, list[Any]] | None:
@@ -222,7 +222,7 @@ class Views:
         return None
 
     def turn(self, body: int, turn: int) -> int | None:
-        """The index along the first axis of what a loop of the top level is at."""
+        """Return the first-axis index of a top-level loop's current turn."""
         if body not in self.scans:
             return None
         params = self.scans[body]
@@ -240,9 +240,9 @@ class Views:
         array = self.claims.leaves[intact.leaf]
         steps: list[Any] = list(intact.view)
         while steps:
-            known = self._known_read(steps, array, lane)
-            if known is not None:
-                array, steps = known
+            table = self._known_read(steps, array, lane)
+            if table is not None:
+                array, steps = table
                 continue
             match steps.pop(0):
                 case ("reshape", _, after):
@@ -275,26 +275,26 @@ class Views:
                         size for d, size in enumerate(array.shape[1:]) if d != dim
                     ]:
                         return None
-                    found = self._by_slot(array, dim, dict(window), index_axes, step[1].leaf)
-                    if found is None:
+                    result = self._by_slot(array, dim, dict(window), index_axes, step[1].leaf)
+                    if result is None:
                         return None
-                    array = found
+                    array = result
                 case _:
                     return None
         return array
 
-    def _by_slot(self, pool: np.ndarray, dim: int, window: dict[int, int], at: tuple[int, ...], leaf: int) -> Any:
+    def _by_slot(self, pool: np.ndarray, dim: int, window: dict[int, int], index: tuple[int, ...], leaf: int) -> Any:
         """Rows of a pool, all of each, by the whole of its slot map."""
-        if not at:
+        if not index:
             return None
         slots = self.claims.leaves[leaf]
         rows = np.moveaxis(pool, dim + 1, 1)
-        found = np.take_along_axis(rows, slots.reshape(*slots.shape, *[1] * (rows.ndim - 2)), axis=1)
+        result = np.take_along_axis(rows, slots.reshape(*slots.shape, *[1] * (rows.ndim - 2)), axis=1)
         intact = [d for d in range(pool.ndim - 1) if d != dim]
         if any(d not in window for d in intact):
             return None
-        order = {at[0]: 0, **{window[d]: k + 1 for k, d in enumerate(intact)}}
+        order = {index[0]: 0, **{window[d]: k + 1 for k, d in enumerate(intact)}}
         if dim in window:
-            found = np.expand_dims(found, found.ndim)
-            order[window[dim]] = found.ndim - 2
-        return found.transpose(0, *(order[axis] + 1 for axis in range(len(order))))
+            result = np.expand_dims(result, result.ndim)
+            order[window[dim]] = result.ndim - 2
+        return result.transpose(0, *(order[axis] + 1 for axis in range(len(order))))

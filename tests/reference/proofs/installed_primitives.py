@@ -1,4 +1,4 @@
-"""The primitives of the installed JAX and how it batches them: the tests' one use of what JAX keeps private."""
+"""Primitives of the installed JAX and their batching, from private tables."""
 
 import json
 from typing import Any
@@ -13,9 +13,9 @@ from jax.extend.core import primitives as public
 
 
 def primitives() -> list[Any]:
-    """All primitives that can be batched or are public, those of other imported modules included."""
-    found = [getattr(public, name) for name in dir(public) if name.endswith("_p")]
-    return [*found, *batching.fancy_primitive_batchers]
+    """All primitives that are public or can be batched, in all imported modules."""
+    results = [getattr(public, name) for name in dir(public) if name.endswith("_p")]
+    return [*results, *batching.fancy_primitive_batchers]
 
 
 def installed() -> set[str]:

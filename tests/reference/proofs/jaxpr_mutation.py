@@ -1,4 +1,4 @@
-"""Programs with one equation changed, and whether they leak: what the proof is tried on beside mutants by hand.
+"""Programs with one changed equation, judged by running: mutants for the proof.
 
 The whole space of changes of a program can be listed; it has thousands. Whether a change leaks is found out by running
 what depends on it for every change of every lane, several slot maps and weights (`isolation_oracle`).
@@ -63,13 +63,13 @@ class Change:
         return ir.ClosedJaxpr(jaxpr.replace(eqns=eqns), program.consts)
 
     def check(self, program: ir.ClosedJaxpr) -> None:
-        """Raise what JAX raises for an equation that does not fit its operands and results."""
+        """Raise JAX's error for an equation with unsuitable operands or results."""
         if self.eqn is not None:
             # the others are as they were; an aval of another result makes the program wrong as well
             operands = [*dict.fromkeys(atom for atom in self.eqn.invars if not isinstance(atom, ir.Literal))]
             results = [var for var in self.eqn.outvars if not isinstance(var, ir.DropVar)]
-            alone = program.jaxpr.replace(constvars=[], invars=operands, eqns=[self.eqn], outvars=results)
-            ir.check(ir.ClosedJaxpr(alone, []))
+            single = program.jaxpr.replace(constvars=[], invars=operands, eqns=[self.eqn], outvars=results)
+            ir.check(ir.ClosedJaxpr(single, []))
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -77,19 +77,19 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def changes(jaxpr: ir.Jaxpr, on_mesh: bool = False) -> Iterator[Change]:
-    """Every change of one equation of a program or of a program inside it, and of one result.
+    """Every change of one equation in a program or its bodies, per result.
 
     Args:
         jaxpr: the program.
         on_mesh: whether it runs on each device of a mesh; no dimension of an operand is then dropped.
     """
-    known: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    table: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     for index, eqn in enumerate(jaxpr.eqns):
         name = eqn.primitive.name
-        for what, new in _equation_changes(eqn, known):
-            yield Change(f"{name}: {what}", index, new)
-        for what, new in () if on_mesh or name == "shard_map" else _dropped_dimensions(eqn):
-            yield Change(f"{name}: {what}", index, new)
+        for label, new in _equation_changes(eqn, table):
+            yield Change(f"{name}: {label}", index, new)
+        for label, new in () if on_mesh or name == "shard_map" else _dropped_dimensions(eqn):
+            yield Change(f"{name}: {label}", index, new)
         for key, value in eqn.params.items():
             if key in ("jaxpr", "body_jaxpr", "call_jaxpr"):
                 for inner in changes(ir.closed(value).jaxpr, on_mesh or name == "shard_map"):
@@ -107,16 +107,16 @@ def changes(jaxpr: ir.Jaxpr, on_mesh: bool = False) -> Iterator[Change]:
                             index,
                             eqn.replace(params=eqn.params | {key: branches}),
                         )
-        known += [var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
+        table += [var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
     for i, out in enumerate(jaxpr.outvars):
-        for k, other in enumerate(known):
+        for k, other in enumerate(table):
             if other is not out and _alike(other.aval, out.aval):
                 yield Change(f"result {i} becomes variable {k}", len(jaxpr.eqns), None, (i, other))
 
 
-def _equation_changes(eqn: ir.JaxprEqn, known: Sequence[Any]) -> Iterator[tuple[str, ir.JaxprEqn]]:
+def _equation_changes(eqn: ir.JaxprEqn, table: Sequence[Any]) -> Iterator[tuple[str, ir.JaxprEqn]]:
     for i, atom in enumerate(eqn.invars):
-        for k, other in enumerate(known):
+        for k, other in enumerate(table):
             if other is not atom and _alike(other.aval, atom.aval):
                 invars = [*eqn.invars[:i], other, *eqn.invars[i + 1 :]]
                 yield f"operand {i} becomes variable {k}", eqn.replace(invars=invars)
@@ -126,12 +126,12 @@ def _equation_changes(eqn: ir.JaxprEqn, known: Sequence[Any]) -> Iterator[tuple[
                 value = np.asarray(int(atom.val) + step).astype(atom.aval.dtype)  # type: ignore[attr-defined]  # an array's
                 invars = [*eqn.invars[:i], ir.Literal(value, atom.aval), *eqn.invars[i + 1 :]]
                 yield f"operand {i} becomes the number {value}", eqn.replace(invars=invars)
-    for what, params in _parameter_changes(eqn):
-        yield what, eqn.replace(params=eqn.params | params)
+    for label, params in _parameter_changes(eqn):
+        yield label, eqn.replace(params=eqn.params | params)
 
 
 def _dropped_dimensions(eqn: ir.JaxprEqn) -> Iterator[tuple[str, ir.JaxprEqn]]:
-    """The equation with an operand that has lost a dimension: its index 0 along it stands at every index."""
+    """The equation with an operand that repeats index 0 along a dimension."""
     for i, atom in enumerate(eqn.invars):
         for dim, size in enumerate(getattr(atom.aval, "shape", ())):
             if size > 1:
@@ -219,7 +219,7 @@ def _mesh_changes(name: str, p: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
         if names and renamed != names:
             yield f"along {renamed}", {key: renamed}
     if name == "ppermute":
-        yield "the other way", {"perm": tuple((there, here) for here, there in p["perm"])}
+        yield "the other way", {"perm": tuple((target, source) for source, target in p["perm"])}
     if name == "shard_map":
         for key in ("in_specs", "out_specs"):
             for i, spec in enumerate(p[key]):
@@ -244,7 +244,7 @@ def _dot_changes(numbers: Any, shapes: list[Any], out: tuple[int, ...]) -> Itera
 
 
 class Subject:
-    """A program whose changes are judged.
+    """A program with changes that are judged by running them in numpy.
 
     Args:
         program: traced, and run once for all changes of its lanes, in numpy.
@@ -254,7 +254,7 @@ class Subject:
     Attributes:
         bound: its contract.
         program: its jaxpr, calls replaced by their bodies.
-        claims: what the contract says of the results of all runs.
+        claims: the contract's claims about the results of all runs.
         values: every variable at the top level of the jaxpr in all runs.
         turns: every variable inside a loop or branch: its values in all runs, and which runs are meant, in each turn.
     """
@@ -283,36 +283,36 @@ class Subject:
         return list(changes(self.program.jaxpr))
 
     def of_layout(self) -> set[int]:
-        """The equations that only say which token is whose: of `cu_seqlens` or segment ids and of nothing else.
+        """Equations that only compute token ownership from `cu_seqlens` or segment ids.
 
         Another layout is wrong for every lane, whether or not it keeps them apart by luck: no refusal of it is a false
         alarm. What is computed of it is judged as everything else.
         """
         jaxpr = self.program.jaxpr
         reads = [{atom for atom in eqn.invars if not isinstance(atom, ir.Literal)} for eqn in jaxpr.eqns]
-        entries = [(var, at.entry) for var, at in zip(jaxpr.invars, self.bound.inputs, strict=True)]
+        entries = [(var, index.entry) for var, index in zip(jaxpr.invars, self.bound.inputs, strict=True)]
         layout = {var for var, entry in entries if isinstance(entry, Packed) and entry.role is not None}
-        constant, found = {*jaxpr.constvars}, set[int]()
+        constant, result = {*jaxpr.constvars}, set[int]()
         for index, eqn in enumerate(jaxpr.eqns):
             if reads[index] <= layout | constant:
                 (layout if reads[index] & layout else constant).update(eqn.outvars)
-                found |= {index} if reads[index] & layout else set()
+                result |= {index} if reads[index] & layout else set()
         results = {atom for atom in jaxpr.outvars if not isinstance(atom, ir.Literal)}
         for index in reversed(range(len(reads))):  # constants that nothing else is made of
-            made = set(jaxpr.eqns[index].outvars)
-            users = {k for k, read in enumerate(reads) if made & read}
-            if users and users <= found and not made & results:
-                found.add(index)
-        return found
+            output = set(jaxpr.eqns[index].outvars)
+            users = {k for k, read in enumerate(reads) if output & read}
+            if users and users <= result and not output & results:
+                result.add(index)
+        return result
 
     def leaks(self, change: Change) -> bool:
         """Whether the changed program breaks its contract in any run."""
         return next(self.claims.broken(self._results(change)), None) is not None
 
     def leaking_runs(self, change: Change) -> list[tuple[Leaves, Leaves]]:
-        """The arguments of the runs in which the changed program breaks its contract, beside the unchanged ones."""
-        found = sorted({leak.run for leak in self.claims.broken(self._results(change))})
-        return [(self.claims.runs[run].leaves, self.claims.runs[self.claims.base[run]].leaves) for run in found]
+        """Arguments of contract-breaking runs, next to the unchanged ones."""
+        result = sorted({leak.run for leak in self.claims.broken(self._results(change))})
+        return [(self.claims.runs[run].leaves, self.claims.runs[self.claims.base[run]].leaves) for run in result]
 
     def _results(self, change: Change) -> list[Value]:
         jaxpr, new = change.apply(self.program).jaxpr, dict[Any, Value]()

@@ -1,4 +1,4 @@
-"""Whether what the proof says of every variable inside a `shard_map` is so on each device."""
+"""Check the proof's claims about every variable in a `shard_map`, per device."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,13 +19,13 @@ from ir_passes.proof.values import DeviceOffset, SlotEntry, Value
 
 
 def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
-    """The variables of the body of a `shard_map`, and a function that gives each of them on every device.
+    """Variables of a `shard_map` body, and their values on every device.
 
     Results have a leading axis of devices.
     """
     over: Mesh = eqn.params["mesh"]
     body = ir.closed(eqn.params["jaxpr"])
-    variables = [var for one in body.jaxpr.eqns for var in one.outvars if not isinstance(var, ir.DropVar)]
+    variables = [var for eqn in body.jaxpr.eqns for var in eqn.outvars if not isinstance(var, ir.DropVar)]
     names = body.jaxpr.debug_info.with_unknown_names()
     program = ir.ClosedJaxpr(body.jaxpr.replace(outvars=variables, debug_info=names), body.consts)
 
@@ -35,9 +35,7 @@ def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
         missing = tuple(name for name in over.axis_names if name not in jax.typeof(value).manual_axis_type.varying)
         return lax.pcast(value, missing, to="varying") if checked and missing else value
 
-    def local(*operands: Any) -> list[Any]:
-        return [differing(value)[None] for value in ir.as_function(program)(*operands)]
-
+    local = lambda *operands: [differing(value)[None] for value in ir.as_function(program)(*operands)]
     return variables, jax.jit(
         jax.shard_map(
             local, mesh=over, in_specs=eqn.params["in_specs"], out_specs=P(over.axis_names), check_vma=checked
@@ -46,7 +44,7 @@ def inside(eqn: ir.JaxprEqn) -> tuple[list[Any], Callable[..., list[Any]]]:
 
 
 class Device:
-    """One device of a mesh: which lanes it has.
+    """A mesh device and its lanes.
 
     Args:
         over: the mesh.
@@ -60,7 +58,7 @@ class Device:
         self.sizes, self.lanes = dict(over.shape), lanes
 
     def part(self, names: tuple[str, ...]) -> tuple[int, int]:
-        """Index of the part that it has of what is split over some axes of the mesh, and their number."""
+        """Index and number of a device's part along some mesh axes."""
         index, count = 0, 1
         for name in names:
             index, count = index * self.sizes[name] + self.at[name], count * self.sizes[name]
@@ -80,7 +78,7 @@ class Device:
 
 
 def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iterator[str]:
-    """Everything that the proof says of a variable on a device and that is not so.
+    """Yield false claims about variables on a device.
 
     Args:
         subject: the program.
@@ -89,7 +87,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
     checked = {} if checked is None else checked
     reality = Reality(subject)
     idle, views = idle_lanes(reality), Views(subject)
-    busy, still = predictions(subject), predictions(subject, idle="length")
+    busy, current = predictions(subject), predictions(subject, idle="length")
     for eqn in subject.program.jaxpr.eqns:
         if eqn.primitive.name != "shard_map":
             continue
@@ -104,7 +102,7 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
             yield from (f"{name}: {fault}" for fault in _held(eqn.params["mesh"], arrays, busy[var].value.owner))
             for number in range(arrays.shape[1]):
                 device, array = Device(eqn.params["mesh"], number, subject.bound.lanes), arrays[:, number]
-                owner, intact = busy[var].value.owner, still[var].value.intact if var in still else None
+                owner, intact = busy[var].value.owner, current[var].value.intact if var in current else None
                 may = _may_differ(reality, device, owner, array.shape)
                 if may is not None:
                     checked["owner"] = checked.get("owner", 0) + array.size
@@ -113,16 +111,16 @@ def mesh_faults(subject: Subject, checked: dict[str, int] | None = None) -> Iter
                 yield from (
                     f"{name}: {fault} on device {number}" for fault in _facts(reality, device, array, busy[var].value)
                 )
-                mine = np.broadcast_to(_of_lanes(reality, idle, device, owner, array.shape), array.shape)
-                taken = None if intact is None else views.taken(intact, None, device)
-                if taken is not None:
-                    checked["kept"] = checked.get("kept", 0) + int(mine.sum())
-                    if taken.shape != array.shape or (differing(array, taken) & mine).any():
+                actual = np.broadcast_to(_of_lanes(reality, idle, device, owner, array.shape), array.shape)
+                selection = None if intact is None else views.taken(intact, None, device)
+                if selection is not None:
+                    checked["kept"] = checked.get("kept", 0) + int(actual.sum())
+                    if selection.shape != array.shape or (differing(array, selection) & actual).any():
                         yield f"{name}: is not what idle lanes keep on device {number}; said: {intact}"
 
 
 def _lanes(device: Device, owner: LaneRows | OneLane, shape: tuple[int, ...]) -> np.ndarray:
-    """The lane, or the packed token, of each index along the axis of an owner; of one lane that one."""
+    """The lane or packed token of each index along an owner's axis."""
     if isinstance(owner, OneLane):
         assert isinstance(owner.lane, int)
         return np.array([device.first(mesh_axes(owner.split)) + owner.lane])
@@ -135,7 +133,7 @@ def _spread(rows: np.ndarray, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _may_differ(reality: Reality, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """[run, ...]: elements that may differ from the unchanged run's; None where nothing is said of them."""
+    """[run, ...]: elements that may differ from the unchanged run; None if unknown."""
     if any(name not in device.sizes for name in getattr(owner, "split", ())):
         return None  # away on other devices
     match owner:
@@ -171,21 +169,21 @@ def _facts(reality: Reality, device: Device, array: np.ndarray, value: Value) ->
 
 
 def _held(over: Mesh, arrays: np.ndarray, owner: Any) -> Iterator[str]:
-    """Whether of all devices along some axes of the mesh one at most has more than zeros, for each lane."""
+    """True per lane if at most one device on some axes has nonzeros."""
     if not isinstance(owner, LaneRows | OneLane) or not owner.unreduced:
         return
     runs, _, *shape = arrays.shape
-    there = arrays.reshape(runs, *over.shape.values(), *shape) != 0
+    target = arrays.reshape(runs, *over.shape.values(), *shape) != 0
     first = 1 + len(over.shape)
     intact = first + owner.axis if isinstance(owner, LaneRows) else None
-    rows = there.any(axis=tuple(axis for axis in range(first, there.ndim) if axis != intact))
+    rows = target.any(axis=tuple(axis for axis in range(first, target.ndim) if axis != intact))
     along = tuple(1 + over.axis_names.index(name) for name in owner.unreduced)
     if (rows.sum(axis=along) > 1).any():
         yield f"has rows on several devices along {owner.unreduced}"
 
 
 def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """[run, ...]: elements of some lanes, [run, lane]; of rows of a pool and of packed tokens none."""
+    """[run, ...]: elements of lanes [run, lane]; none for pool rows or packed tokens."""
     if not isinstance(owner, LaneRows | OneLane) or owner.packed or isinstance(getattr(owner, "lane", 0), Symbol):
         return np.zeros([1] * len(shape), bool)
     if any(name not in device.sizes for name in owner.split):
@@ -193,5 +191,5 @@ def _of_lanes(reality: Reality, lanes: np.ndarray, device: Device, owner: Any, s
     if isinstance(owner, LaneRows) and isinstance(owner.order, Order):
         return np.zeros([1] * len(shape), bool)
     index = _lanes(device, owner, shape)
-    there = reality.inside(index)
-    return _spread(np.where(there, lanes[:, np.where(there, index, 0)], False), owner, shape)
+    target = reality.inside(index)
+    return _spread(np.where(target, lanes[:, np.where(target, index, 0)], False), owner, shape)

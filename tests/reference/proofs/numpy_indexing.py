@@ -13,7 +13,7 @@ Params = dict[str, Any]
 
 
 def _windows(starts: np.ndarray, sizes: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Indices [run, point.., window..] of all elements of the windows that begin at `starts` [run, point.., dim]."""
+    """Indices [run, point.., window..] of windows at `starts` [run, point.., dim]."""
     points = starts.shape[:-1]
     runs = np.arange(points[0]).reshape([-1] + [1] * (len(points) - 1 + len(sizes)))
     indices = [runs]
@@ -31,17 +31,17 @@ def dynamic_slice(params: Params, operand: np.ndarray, *starts: np.ndarray) -> n
     sizes = tuple(params["slice_sizes"])
     if not sizes:
         return operand
-    at = np.stack([start.astype(np.int64) for start in starts], axis=-1)
-    return operand[_windows(_clamp(at, sizes, operand.shape[1:]), sizes)]
+    array = np.stack([start.astype(np.int64) for start in starts], axis=-1)
+    return operand[_windows(_clamp(array, sizes, operand.shape[1:]), sizes)]
 
 
 def dynamic_update_slice(_: Params, operand: np.ndarray, update: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     sizes = update.shape[1:]
     if not sizes:
         return update
-    at = np.stack([start.astype(np.int64) for start in starts], axis=-1)
+    array = np.stack([start.astype(np.int64) for start in starts], axis=-1)
     new = operand.copy()
-    new[_windows(_clamp(at, sizes, operand.shape[1:]), sizes)] = update
+    new[_windows(_clamp(array, sizes, operand.shape[1:]), sizes)] = update
     return new
 
 
@@ -50,8 +50,8 @@ def _starts(
 ) -> np.ndarray:
     """[run, point.., dim]: where each slice begins in the operand."""
     starts = np.zeros((*indices.shape[:-1], rank), np.int64)
-    for at, dim in enumerate(to_operand):
-        starts[..., dim] = indices[..., at]
+    for index, dim in enumerate(to_operand):
+        starts[..., dim] = indices[..., index]
     for dim, index_dim in zip(batching, along, strict=True):
         shape = [1] * (indices.ndim - 1)
         shape[index_dim + 1] = -1
@@ -60,7 +60,7 @@ def _starts(
 
 
 def gather_fill(dtype: np.dtype, value: Any = None) -> Any:
-    """Return what `lax.gather` writes for rows outside of the operand, where no other value is given."""
+    """Return `lax.gather`'s default fill for rows outside the operand."""
     if value is not None:
         return value
     if np.issubdtype(dtype, np.signedinteger):
@@ -74,18 +74,18 @@ def gather(params: Params, operand: np.ndarray, indices: np.ndarray) -> np.ndarr
     numbers, sizes = params["dimension_numbers"], tuple(params["slice_sizes"])
     batching = tuple(numbers.operand_batching_dims)
     starts = _starts(indices, numbers.start_index_map, batching, numbers.start_indices_batching_dims, operand.ndim - 1)
-    inside = _clamp(starts, sizes, operand.shape[1:])
-    found = operand[_windows(inside, sizes)]
+    nested = _clamp(starts, sizes, operand.shape[1:])
+    result = operand[_windows(nested, sizes)]
     if Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP:
-        outside = (inside != starts).any(axis=-1)
-        found[outside] = gather_fill(operand.dtype, params["fill_value"])
+        outside_value = (nested != starts).any(axis=-1)
+        result[outside_value] = gather_fill(operand.dtype, params["fill_value"])
     points = starts.shape[:-1]
     dropped = (*numbers.collapsed_slice_dims, *batching)
     inner = [size for dim, size in enumerate(sizes) if dim not in dropped]
-    found = found.reshape(*points, *inner)
+    result = result.reshape(*points, *inner)
     windows = [dim + 1 for dim in numbers.offset_dims]
-    outer = [dim for dim in range(found.ndim) if dim not in windows]
-    return np.moveaxis(found, range(found.ndim), (*outer, *windows))
+    outer = [dim for dim in range(result.ndim) if dim not in windows]
+    return np.moveaxis(result, range(result.ndim), (*outer, *windows))
 
 
 COMBINE: dict[str, np.ufunc | None] = {
@@ -118,12 +118,12 @@ def scatter(name: str, params: Params, operand: np.ndarray, indices: np.ndarray,
     dropped = (*numbers.inserted_window_dims, *batching)
     window = iter(updates.shape[len(outer) :])
     sizes = tuple(1 if dim in dropped else next(window) for dim in range(operand.ndim - 1))
-    inside = _clamp(starts, sizes, operand.shape[1:])
-    places = np.broadcast_arrays(*_windows(inside, sizes))
+    inner = _clamp(starts, sizes, operand.shape[1:])
+    places = np.broadcast_arrays(*_windows(inner, sizes))
     updates = updates.reshape(places[0].shape)
     if Mode.from_any(params["mode"]) != Mode.CLIP:
-        kept = (inside == starts).all(axis=-1)
-        places, updates = tuple(place[kept] for place in places), updates[kept]
+        saved = (inner == starts).all(axis=-1)
+        places, updates = tuple(place[saved] for place in places), updates[saved]
     new = operand.copy()
     combine = COMBINE[name]
     if combine is None:

@@ -1,4 +1,4 @@
-"""A jaxpr run by numpy, many runs at once: nothing is compiled, so that thousands of small programs can be run.
+"""Run a jaxpr in numpy, many runs at once, without compilation.
 
 Every value has a leading axis of independent runs, which no rule mixes.
 
@@ -21,7 +21,7 @@ Observe = Callable[[ir.JaxprEqn, list[Value], Value], None]
 """Called with every equation of a body each time it runs, its results, and [run] whether that run is in this turn."""
 
 MAX_TURNS = 100
-"""A loop of the programs has a turn for each token or block, of which there are few."""
+"""A loop of the programs has a turn for each of a few tokens or blocks."""
 
 
 WIDE: ContextVar[bool] = ContextVar("WIDE", default=False)
@@ -63,9 +63,9 @@ def _remainder(a: Value, b: Value) -> Value:
     return np.fmod(a, b)
 
 
-def _select(which: Value, *cases: Value) -> Value:
-    which, *rest = _level((which, *cases))
-    return np.where(which == 0, *rest) if len(rest) == 2 else np.choose(which.astype(np.int64), rest, mode="clip")
+def _select(value: Value, *cases: Value) -> Value:
+    value, *rest = _level((value, *cases))
+    return np.where(value == 0, *rest) if len(rest) == 2 else np.choose(value.astype(np.int64), rest, mode="clip")
 
 
 def _clamp(low: Value, x: Value, high: Value) -> Value:
@@ -73,7 +73,7 @@ def _clamp(low: Value, x: Value, high: Value) -> Value:
 
 
 def _level(values: Sequence[Value]) -> list[Value]:
-    """Scalars beside arrays get dimensions of size one."""
+    """Scalars next to arrays get dimensions of size one."""
     rank = max(x.ndim for x in values)
     return [x if x.ndim == rank else x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in values]
 
@@ -90,15 +90,9 @@ ELEMENTWISE: dict[str, Callable[..., Value]] = {
     "ceil": np.ceil, "add_any": np.add,
 }  # fmt: skip
 IDENTITY = {
-    "stop_gradient",
-    "copy",
-    "copy_p",
-    "pvary",
-    "optimization_barrier",
-    "name",
-    "sharding_constraint",
+    "stop_gradient", "copy", "copy_p", "pvary", "optimization_barrier", "name", "sharding_constraint",
     "layout_constraint",
-}
+}  # fmt: skip
 
 
 def _broadcast(p: Params, x: Value) -> Value:
@@ -148,10 +142,10 @@ def _pad(p: Params, x: Value, fill: Value) -> Value:
     ]
     shape = (len(x), *sizes)
     new = np.broadcast_to(fill.reshape(-1, *[1] * (x.ndim - 1)), shape).astype(x.dtype)
-    kept = [np.flatnonzero((place >= 0) & (place < size)) for place, size in zip(places, sizes, strict=True)]
-    into = [place[held] for place, held in zip(places, kept, strict=True)]
+    saved = [np.flatnonzero((place >= 0) & (place < size)) for place, size in zip(places, sizes, strict=True)]
+    into = [place[contents] for place, contents in zip(places, saved, strict=True)]
     runs = np.arange(len(x))
-    new[np.ix_(runs, *into)] = x[np.ix_(runs, *kept)]
+    new[np.ix_(runs, *into)] = x[np.ix_(runs, *saved)]
     return new
 
 
@@ -174,9 +168,9 @@ def _ragged_dot(p: Params, rows: Value, weights: Value, sizes: Value) -> Value:
         raise NotInNumpy("ragged_dot_general in another form than [m, k] x [g, k, n]")
     ends = np.cumsum(np.maximum(sizes, 0), axis=1)[:, :, None]
     row = np.arange(rows.shape[1])
-    inside = (row < ends) & (row >= ends - np.maximum(sizes, 0)[:, :, None])
+    mask = (row < ends) & (row >= ends - np.maximum(sizes, 0)[:, :, None])
     products = np.einsum("rmk,rgkn->rgmn", rows, weights)
-    return np.where(inside[..., None], products, 0).sum(axis=1, dtype=products.dtype)
+    return np.where(mask[..., None], products, 0).sum(axis=1, dtype=products.dtype)
 
 
 def _cumulative(function: Any) -> Callable[..., Value]:
@@ -273,7 +267,7 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
             return carry
 
         def in_turn(eqn: ir.JaxprEqn, results: list[Value], runs: Value, going: Value = going) -> None:
-            # Mapped by vmap, a loop ends for each entry by itself: nothing is said of entries that have ended.
+            # Mapped by vmap, a loop ends for each entry separately: ended entries have no claims.
             if observe is not None and going.ndim == 1:
                 observe(eqn, results, runs & going)
 
@@ -285,15 +279,15 @@ def _while(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -
 def _cond(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:
     """All branches, then the chosen one for each run."""
     branches = [evaluate(ir.closed(branch), values[1:], observe) for branch in eqn.params["branches"]]
-    which = np.clip(values[0].astype(np.int64), 0, len(branches) - 1)
-    return [_select(which, *results) for results in zip(*branches, strict=True)]
+    index = np.clip(values[0].astype(np.int64), 0, len(branches) - 1)
+    return [_select(index, *results) for results in zip(*branches, strict=True)]
 
 
 CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
 
 
 def in_numpy(name: str) -> bool:
-    """Whether there is a rule for a primitive; there is none for some of its parameters."""
+    """True if numpy has a rule for the primitive and parameters."""
     return any(name in table for table in (ELEMENTWISE, IDENTITY, COMBINE, RULES, CONTROL, primitives.CALLS))
 
 
@@ -347,15 +341,12 @@ def literal(atom: ir.Literal) -> Value:
 
 
 def evaluate(program: ir.ClosedJaxpr, args: Sequence[Value], observe: Observe | None = None) -> list[Value]:
-    """The results of a traced program for many runs: arguments and results have a leading axis of runs, or of one."""
+    """Evaluate a traced program on a leading axis of runs."""
     env: dict[Any, Value] = {}
     for var, value in zip(program.jaxpr.constvars, program.consts, strict=True):
         env[var] = np.asarray(value)[None]
     env.update(zip(program.jaxpr.invars, args, strict=True))
-
-    def read(atom: Any) -> Value:
-        return literal(atom) if isinstance(atom, ir.Literal) else env[atom]
-
+    read = lambda atom: literal(atom) if isinstance(atom, ir.Literal) else env[atom]
     with np.errstate(all="ignore"):
         for eqn in program.jaxpr.eqns:
             results = apply(eqn, [read(atom) for atom in eqn.invars], observe)

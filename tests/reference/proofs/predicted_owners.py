@@ -1,4 +1,4 @@
-"""Whether what the proof says of every variable is so, in the runs of the isolation oracle.
+"""Check the proof's claims about every variable in the isolation oracle's runs.
 
 More than 300 lines: one comparison for each fact.
 """
@@ -58,8 +58,8 @@ class Prediction(NamedTuple):
 
     Attributes:
         equation: that gives it.
-        operands: what the proof says of the equation's operands.
-        value: what it says of the variable.
+        operands: the proof's claims about the equation's operands.
+        value: its claim about the variable.
         body: which loop or branch it stands in; 0 at the top level.
     """
 
@@ -70,43 +70,43 @@ class Prediction(NamedTuple):
 
 
 def predictions(subject: Subject, idle: str = "", counted: bool = False) -> dict[Any, Prediction]:
-    """Variable -> what the proof says of it.
+    """Map each variable to the proof's claim about it.
 
     Those at the top level up to the first violation; those inside loops and branches, in the last round of the loop,
     where there is no violation.
 
     Args:
         subject: the program.
-        idle: what is said of the elements of a lane that is idle by the input of this role.
+        idle: the claims about elements of a lane that is idle by the input of this role.
         counted: as of `Prover`.
     """
     outer = {id(eqn) for eqn in subject.program.jaxpr.eqns}
     bodies = {id(eqn): k for k, jaxpr in enumerate(used_once(subject.program.jaxpr), 1) for eqn in jaxpr.eqns}
-    found: dict[Any, Prediction] = {}
-    inside: dict[Any, Prediction] = {}
+    result: dict[Any, Prediction] = {}
+    inner: dict[Any, Prediction] = {}
 
     def observe(eqn: Any, operands: list[Value], results: list[Value]) -> None:
         body = bodies.get(id(eqn), 0)
         new = {var: Prediction(eqn, operands, value, body) for var, value in zip(eqn.outvars, results, strict=True)}
         if body:
-            inside.update(new)
+            inner.update(new)
         elif id(eqn) in outer and not prover.violations:
-            found.update(new)
+            result.update(new)
 
     prover = Prover(subject.bound, idle=idle, counted=counted, observe=observe)
     walk(prover, subject.program)
-    return found if prover.violations else found | inside
+    return result if prover.violations else result | inner
 
 
 def used_once(jaxpr: ir.Jaxpr) -> list[ir.Jaxpr]:
-    """Bodies that stand in one place only: what is said of them there is not overwritten by another place."""
+    """Bodies used once, so that claims are not overwritten."""
     bodies = [inner for eqn in ir.all_eqns(jaxpr) for inner in ir.sub_jaxprs(eqn)]
     counts = Counter(map(id, bodies))
     return [body for body in bodies if counts[id(body)] == 1]
 
 
 class Reality:
-    """The concrete side: which lanes and rows may differ in each run."""
+    """The concrete side: lanes and rows that may differ per run."""
 
     def __init__(self, subject: Subject):
         self.subject, self.bound, self.claims = subject, subject.bound, subject.claims
@@ -120,28 +120,28 @@ class Reality:
         self.picked: dict[Any, np.ndarray] = {}
         for i, run in enumerate(self.claims.runs):
             self.lanes[i, list(run.lanes)] = True
-            for at, leaf in zip(self.bound.inputs, run.leaves, strict=True):
-                if isinstance(at.entry, SlotMap):
+            for index, leaf in zip(self.bound.inputs, run.leaves, strict=True):
+                if isinstance(index.entry, SlotMap):
                     self.lanes[i, leaf == 0] = True
 
     def inside(self, lanes: np.ndarray) -> np.ndarray:
-        """Return which numbers are lanes; the others are padding, of which `jnp.pad` gives negative ones too."""
+        """True where numbers are lanes; others, negative ones too, are padding."""
         return (lanes >= 0) & (lanes < self.bound.lanes)
 
     def may_differ(self, lanes: np.ndarray) -> np.ndarray:
-        """[run, index]: whether these lanes may; what lies outside is padding, which never may.
+        """[run, index]: True if these lanes may differ; padding never may.
 
         Of packed tokens the number of lanes stands for those of padding, which may depend on anything.
         """
-        inside = self.inside(lanes)
+        inner = self.inside(lanes)
         junk = (lanes == self.bound.lanes) & bool(self.segments)
-        return np.where(inside, self.lanes[:, np.where(inside, lanes, 0)], junk)
+        return np.where(inner, self.lanes[:, np.where(inner, lanes, 0)], junk)
 
     def tokens_may_differ(self, tokens: np.ndarray, layout: str) -> np.ndarray:
-        """[run, index]: whether these tokens may; padding, and what lies outside, always may."""
+        """[run, index]: True if these tokens may differ; padding always may."""
         segment = self.segments[layout]
-        inside = (tokens >= 0) & (tokens < segment.shape[1])
-        lanes = np.where(inside, segment[:, np.where(inside, tokens, 0)], self.bound.lanes)
+        mask = (tokens >= 0) & (tokens < segment.shape[1])
+        lanes = np.where(mask, segment[:, np.where(mask, tokens, 0)], self.bound.lanes)
         return np.take_along_axis(np.pad(self.lanes, ((0, 0), (0, 1)), constant_values=True), lanes, axis=1)
 
     def lanes_of(self, owner: LaneRows) -> np.ndarray:
@@ -152,14 +152,14 @@ class Reality:
     def rows(self, leaf: int) -> np.ndarray:
         """[run, row]: rows of a pool that may differ from the unchanged run's."""
         entry: Any = self.bound.inputs[leaf].entry
-        before = np.moveaxis(self.claims.leaves[leaf], entry.axis + 1, 1)
-        may = _by_row(differing(before, before[self.claims.base]))
+        array = np.moveaxis(self.claims.leaves[leaf], entry.axis + 1, 1)
+        may = _by_row(differing(array, array[self.claims.base]))
         for i, run in enumerate(self.claims.runs):
             base = self.claims.runs[self.claims.base[i]]
             for leaves in (run.leaves, base.leaves):
                 if pages(self.bound, leaves, entry.group):
-                    own = owned(self.bound, leaves, entry.group)
-                    may[i, [row for lane in np.flatnonzero(self.lanes[i]) for row in own[lane]]] = True
+                    local = owned(self.bound, leaves, entry.group)
+                    may[i, [row for lane in np.flatnonzero(self.lanes[i]) for row in local[lane]]] = True
                     continue
                 for rows in (maps(self.bound, leaves, entry.group)[1], *second_rows(self.bound, leaves, entry.group)):
                     may[i, rows[self.lanes[i]]] = True
@@ -170,15 +170,15 @@ class Reality:
     def all_runs(self, value: np.ndarray) -> np.ndarray:
         return np.broadcast_to(value, (self.count, *value.shape[1:]))
 
-    def outside_picked(self, which: Any, differs: np.ndarray, packed: str = "") -> np.ndarray:
-        """[run]: whether a difference is of no lane that an index may have picked, after all differences seen so far.
+    def outside_picked(self, choice: Any, differs: np.ndarray, packed: str = "") -> np.ndarray:
+        """[run]: True if a difference belongs to no lane that an index picked.
 
         Args:
             which: the index and the turn of its loop; it picks one lane in all runs of one draw.
             differs: [run].
             packed: layout of the token that it picks; "" if it picks a lane.
         """
-        may = self.picked.setdefault(which, np.ones_like(self.lanes))
+        may = self.picked.setdefault(choice, np.ones_like(self.lanes))
         if packed and (self.segments[packed] == self.bound.lanes).any():
             return np.zeros_like(differs)  # it may be padding
         for run in np.flatnonzero(differs):
@@ -187,7 +187,7 @@ class Reality:
 
 
 def differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elements that differ in any bit; those of float0, the derivatives of integers, have none."""
+    """Elements with any differing bit; float0 has none."""
     if not a.dtype.itemsize:
         return np.zeros(a.shape, bool)
     bits = np.dtype(f"u{a.dtype.itemsize}")
@@ -204,15 +204,15 @@ def _by_row(differs: np.ndarray) -> np.ndarray:
 
 
 def faults(subject: Subject) -> Iterator[str]:
-    """Everything that the proof says and that is not so."""
-    reality, found = Reality(subject), predictions(subject)
+    """Yield false claims of the proof."""
+    reality, mapping = Reality(subject), predictions(subject)
     orders = {
         value.fact.order.number: _vector(reality.all_runs(subject.values[var]))
-        for var, (_, _, value, body) in found.items()
+        for var, (_, _, value, body) in mapping.items()
         if isinstance(value.fact, Permuted) and value.fact.div == 1 and not value.fact.order.inverse and not body
     }
     numbered: dict[int, np.ndarray] = {}
-    for var, (eqn, _, value, body) in found.items():
+    for var, (eqn, _, value, body) in mapping.items():
         if isinstance(var, ir.DropVar):
             continue
         turns = subject.turns.get(var, []) if body else [(subject.values[var], np.ones(1, bool))]
@@ -249,7 +249,7 @@ def _faults_of(
     Args:
         reality: all runs.
         array: [run, ...] of the variable.
-        value: what is said of it.
+        value: the claim about it.
         orders: the permutation of each number.
         numbered: arrays with a value number.
         where: the turn of the loop that the variable stands in.
@@ -282,9 +282,9 @@ def _faults_of(
             isinstance(value.owner, LaneRows) and value.owner.order is None and not value.owner.packed
         ):
             lanes = value.owner.start + np.arange(array.shape[value.owner.axis + 1]) // value.owner.inner
-            inside = reality.inside(lanes)
-            rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inside] // value.fact.stride
-            slots = reality.claims.leaves[leaf][:, lanes[inside]]
+            inner = reality.inside(lanes)
+            rows = np.moveaxis(array, value.owner.axis + 1, -1)[..., inner] // value.fact.stride
+            slots = reality.claims.leaves[leaf][:, lanes[inner]]
             if (rows != slots.reshape(len(slots), *[1] * (rows.ndim - 2), -1)).any():
                 yield "is not its lane's entry in the slot map"
         case PageEntry(leaf, stride, spare, alternatives) if (
@@ -296,14 +296,14 @@ def _faults_of(
             assert isinstance(entry, PageTable)
             table = table.reshape(len(table), reality.bound.lanes, -1)[:, lanes]
             rows = rows.reshape(*rows.shape[:2], -1)
-            mine = (rows[..., None] // stride == table[:, :, None]).any(-1) & (rows >= 0) & (rows % stride <= spare)
+            actual = (rows[..., None] // stride == table[:, :, None]).any(-1) & (rows >= 0) & (rows % stride <= spare)
             elsewhere = {
                 "past": rows >= entry.size * stride,
                 "below": rows < 0,
                 "lowest": rows <= -(1 << 30),
                 "last": rows == rows,
             }
-            if not (mine | np.any([elsewhere[kind] for kind in alternatives] or [mine], axis=0)).all():
+            if not (actual | np.any([elsewhere[kind] for kind in alternatives] or [actual], axis=0)).all():
                 yield "is no entry of its lane's row in the page table"
         case SegmentIds(axis, layout, padding) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, -1)
@@ -328,10 +328,10 @@ def _faults_of(
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             segment = np.minimum(segment, reality.bound.lanes - (padding == "last"))
             token = np.arange(rows.shape[-1]) + shift
-            inside = (token >= 0) & (token < segment.shape[1])
-            expected = segment[:, token[inside]].reshape(len(segment), *[1] * (rows.ndim - 2), -1)
-            lane = (rows[..., ~inside] >= 0) & (rows[..., ~inside] <= reality.bound.lanes)
-            if (rows[..., inside] != expected).any() or lane.any():
+            inner = (token >= 0) & (token < segment.shape[1])
+            expected = segment[:, token[inner]].reshape(len(segment), *[1] * (rows.ndim - 2), -1)
+            lane = (rows[..., ~inner] >= 0) & (rows[..., ~inner] <= reality.bound.lanes)
+            if (rows[..., inner] != expected).any() or lane.any():
                 yield "is not the lane of each token, shifted"
         case Offsets(layout, axis, first, plus) if layout in reality.segments:
             cu = _starts(reality, layout)
@@ -356,9 +356,9 @@ def _faults_of(
             token, real = np.arange(segment.shape[1]), segment < reality.bound.lanes
             start, stop = (np.take_along_axis(np.pad(cu, ((0, 0), (0, 1))), segment + k, axis=1) for k in (0, 1))
             bases = {"start": start, "stop": stop, "position": token - start, "left": stop - token}
-            one = [1] * (rows.ndim - 2)
-            wrong = rows != (bases[base] + plus).reshape(len(rows), *one, -1)
-            if (wrong & real.reshape(len(rows), *one, -1)).any():
+            item = [1] * (rows.ndim - 2)
+            wrong = rows != (bases[base] + plus).reshape(len(rows), *item, -1)
+            if (wrong & real.reshape(len(rows), *item, -1)).any():
                 yield "is not the bound of each token's lane"
         case WithinLane(layout, int(axis), back, when, shift, _, stride, int(window), slope):
             for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
@@ -389,8 +389,8 @@ def _faults_of(
         case IndexSum(axis, by, window, slope, exact):
             index = np.indices(array.shape[1:])
             total = index[axis] + by + (0 if window is None else slope * index[window])
-            inside = exact | ((total >= 0) & (total < array.shape[axis + 1]))
-            if ((array != total) & inside).any():
+            inner = exact | ((total >= 0) & (total < array.shape[axis + 1]))
+            if ((array != total) & inner).any():
                 yield "is not a sum of indices"
         case NotLater(first, second, when):
             rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
@@ -399,8 +399,8 @@ def _faults_of(
         case SameLane(LaneRows() as first, LaneRows() as second, padding, when) if reality.segments:
             rows = np.moveaxis(array == when, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
-            other = (one != two) & (one < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
+            item, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
+            other = (item != two) & (item < reality.bound.lanes) & ~(padding & (two == reality.bound.lanes))
             if (rows & other).any():
                 yield "is true of tokens of different lanes"
         case TokenOfLane(layout, which) if layout in reality.segments:
@@ -412,18 +412,18 @@ def _faults_of(
         case MaskedOut(LaneRows() as first, LaneRows() as second, zero) if reality.segments:
             rows = np.moveaxis(array, (first.axis + 1, second.axis + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
-            one, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
-            outside = (one != two) & (one < reality.bound.lanes) & ~np.isnan(rows)
-            if (outside & (rows != (0 if zero else -np.inf))).any():
+            item, two = reality.lanes_of(first)[:, :, None, None], reality.lanes_of(second)[:, None, :, None]
+            outer = (item != two) & (item < reality.bound.lanes) & ~np.isnan(rows)
+            if (outer & (rows != (0 if zero else -np.inf))).any():
                 yield "is something where tokens belong to different lanes"
         case LaneLimit(layout, first, second, side, when) if layout in reality.segments:
             rows = np.moveaxis(array == when, (first + 1, second + 1), (1, 2))
             cu, lane = _starts(reality, layout), np.minimum(reality.segments[layout], reality.bound.lanes - 1)
             bound = np.take_along_axis(cu, lane + (side == "stop"), axis=1)[:, :, None]
             token = np.arange(rows.shape[2])
-            outside = token < bound if side == "start" else token >= bound
-            outside = outside & (reality.segments[layout] < reality.bound.lanes)[:, :, None]
-            if (rows.reshape(*rows.shape[:3], -1) & outside[..., None]).any():
+            outer = token < bound if side == "start" else token >= bound
+            outer = outer & (reality.segments[layout] < reality.bound.lanes)[:, :, None]
+            if (rows.reshape(*rows.shape[:3], -1) & outer[..., None]).any():
                 yield "is true of tokens outside a bound of the lane"
         case Tiles(rows, tiles, _):
             moved_axes = np.moveaxis(array, (tiles + 1, tiles + 2), (1, 2))
@@ -433,8 +433,8 @@ def _faults_of(
         case SharedPadding(layout, axis) if layout in reality.segments:
             segment, base = reality.segments[layout], reality.claims.base
             rows, padding = np.moveaxis(array, axis + 1, 1), segment == reality.bound.lanes
-            both = padding & padding[base] if rows.shape[1] == padding.shape[1] else np.zeros_like(padding)
-            if (_by_row(differing(rows, rows[base]))[:, : both.shape[1]] & both).any():
+            pair = padding & padding[base] if rows.shape[1] == padding.shape[1] else np.zeros_like(padding)
+            if (_by_row(differing(rows, rows[base]))[:, : pair.shape[1]] & pair).any():
                 yield "has padding that is not shared"
         case Finite(excluded):
             if is_one_of(array, excluded).any():
@@ -458,8 +458,11 @@ def _faults_of(
         case Columns(columns):
             for k, column in enumerate(columns):
                 if column.number in numbered:
-                    other, mine = numbered[column.number].reshape(len(array), -1), array[..., k].reshape(len(array), -1)
-                    if other.shape != mine.shape or differing(other, mine.astype(other.dtype)).any():
+                    other, actual = (
+                        numbered[column.number].reshape(len(array), -1),
+                        array[..., k].reshape(len(array), -1),
+                    )
+                    if other.shape != actual.shape or differing(other, actual.astype(other.dtype)).any():
                         yield f"does not hold its column {k}"
         case OneHot(key, axis, classes) if key in numbered and array.ndim == 3:
             keys = numbered[key].reshape(len(array), -1)

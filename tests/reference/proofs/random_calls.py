@@ -1,4 +1,4 @@
-"""Steps of random operations with typed random keys, and with calls of kernels and callbacks that are declared."""
+"""Random steps with typed random keys and declared calls."""
 
 import contextlib
 from collections.abc import Callable
@@ -32,10 +32,10 @@ CONTRACT = LaneContract(
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Words of a shared key, of a key for each lane and of a pool of keys; they are keys inside the step."""
-    shared, own, pooled = (rng.integers(0, 2**32, (*lead, 4), dtype=np.uint32) for lead in ((), (LANES,), (ROWS,)))
+    """Draw words of shared, per-lane and pooled keys."""
+    shared, local, pooled = (rng.integers(0, 2**32, (*lead, 4), dtype=np.uint32) for lead in ((), (LANES,), (ROWS,)))
     _, _, x, lengths, pool, _, _ = random_steps.draw(rng)
-    return shared, own, pooled, x, lengths, pool, slot_map(rng, lanes=LANES, slots=len(pool))
+    return shared, local, pooled, x, lengths, pool, slot_map(rng, lanes=LANES, slots=len(pool))
 
 
 def mixed_row(x: Any, y: Any, out: Any) -> None:
@@ -67,7 +67,7 @@ def is_key(x: Array) -> bool:
 
 
 def _of_keys(rng: Choose, keys: Array, numbers: Array, slots: Array) -> Array:
-    """Other keys of keys, or what is drawn from them."""
+    """Keys of keys, or samples from them."""
     flat = keys.reshape(-1)
     each: Callable[[Callable[..., Array]], Array] = lambda of: jax.vmap(of)(flat).reshape(keys.shape)  # noqa: E731
     ways: tuple[Callable[[], Array], ...] = (
@@ -85,9 +85,9 @@ def _of_keys(rng: Choose, keys: Array, numbers: Array, slots: Array) -> Array:
         lambda: jnp.where(numbers > 0, keys, keys[0]),
         lambda: jnp.concatenate([keys[1:], keys[:1]]),
         lambda: jnp.broadcast_to(keys.reshape(-1)[:1], (LANES,)),
-        lambda: lax.scan(lambda one, _: (jax.vmap(jax.random.split)(one)[:, 0], None), keys, None, length=2)[0],
+        lambda: lax.scan(lambda item, _: (jax.vmap(jax.random.split)(item)[:, 0], None), keys, None, length=2)[0],
         lambda: lax.dynamic_index_in_dim(keys, numbers[0] % len(keys), keepdims=True),
-        lambda: lax.cond(numbers[0] > 0, lambda one: one[::-1], lambda one: one, keys),
+        lambda: lax.cond(numbers[0] > 0, lambda item: item[::-1], lambda item: item, keys),
     )
     return ways[rng.integers(len(ways))]()
 
@@ -104,8 +104,8 @@ def _drawn(rng: Choose, keys: Array) -> Array:
     return ways[rng.integers(len(ways))]()
 
 
-def _called(rng: Choose, rows: Array, other: Array, w: Array, pool: Array, slots: Array, own: Array) -> list[Array]:
-    """The results of a call that is declared; now and then an operand is not what its declaration says."""
+def _called(rng: Choose, rows: Array, other: Array, w: Array, pool: Array, slots: Array, array: Array) -> list[Array]:
+    """Results of a declared call, sometimes with undeclared operands."""
     slots = slots if rng.random() < 0.9 else slots[::-1]
     like = jax.ShapeDtypeStruct(rows.shape, jnp.float32)
     ways: tuple[Callable[[], Any], ...] = (
@@ -114,7 +114,7 @@ def _called(rng: Choose, rows: Array, other: Array, w: Array, pool: Array, slots
         lambda: jax.pure_callback(row_and_sum, (like, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32)), rows, w),
         lambda: jax.pure_callback(take_rows, like, pool, slots),
         lambda: jax.pure_callback(put_rows, pool, pool, slots, rows),
-        lambda: jax.pure_callback(put_real_rows, pool, pool, slots, rows, own),
+        lambda: jax.pure_callback(put_real_rows, pool, pool, slots, rows, array),
     )
     return jax.tree.leaves(ways[rng.integers(len(ways))]())
 
@@ -124,19 +124,17 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
     generator = GENERATORS[seed % len(GENERATORS)]
     words = {"threefry2x32": 2, "rbg": 4}[generator]
 
-    def step(shared, own, pooled, x, lengths, pool, slots) -> Any:
+    def step(shared, local, pooled, x, lengths, pool, slots) -> Any:
         rng = np.random.default_rng(seed)
-        one, each, rows = (jax.random.wrap_key_data(one[..., :words], impl=generator) for one in (shared, own, pooled))
-        keys, known = [jax.random.split(one, LANES), rows, rows[slots], each, each], [x, x, pool[slots], lengths]
+        item, each, rows = (jax.random.wrap_key_data(e[..., :words], impl=generator) for e in (shared, local, pooled))
+        keys, table = [jax.random.split(item, LANES), rows, rows[slots], each, each], [x, x, pool[slots], lengths]
         pools = [pool]
 
         def pick(fits: Callable[[Array], bool]) -> Array:
-            fitting = [value for value in known if fits(value)]
+            fitting = [value for value in table if fits(value)]
             return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
 
-        def of_lanes() -> Array:
-            return pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
-
+        of_lanes = lambda: pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
         for _ in range(count):
             key, kind = keys[-1 - min(int(rng.exponential(2)), len(keys) - 1)], rng.random()
             with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
@@ -153,12 +151,12 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     if is_key(value):
                         keys += [value] if 0 < value.size <= 3 * LANES else []
                     elif value.ndim <= 4 and 0 < value.size <= 400:
-                        (pools if value.shape == pool.shape else known).append(value)
-        return x, [*known, *pools[1:], *(jax.random.key_data(one) for one in keys[5:])]
+                        (pools if value.shape == pool.shape else table).append(value)
+        return x, [*table, *pools[1:], *(jax.random.key_data(key) for key in keys[5:])]
 
     return step
 
 
 def random_calls(seed: int, count: int = 10) -> Program:
-    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    """Return a step that returns all its values, with its contract."""
     return Program(f"random calls {seed}", random_step(seed, count), CONTRACT, draw)

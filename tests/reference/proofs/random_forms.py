@@ -1,4 +1,4 @@
-"""Steps of random operations with what else a contract says: second rows, masks, counts, arrays that are left out."""
+"""Random steps with further contract entries: second rows, masks, counts, omitted arrays."""
 
 import contextlib
 from collections.abc import Callable
@@ -24,30 +24,30 @@ CONTRACT = LaneContract(
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """The second row of a lane is no lane's first one; some lanes have none."""
-    w, _, x, own, _, _, rows = random_steps.draw(rng)
+    """The second row of a lane is no lane's first one; some lanes lack one."""
+    w, _, x, local, _, _, rows = random_steps.draw(rng)
     slots = 1 + rng.permutation(2 * LANES)
     second = np.where(rng.random(LANES) < 0.8, slots[LANES:], 0)
     pool = rng.normal(size=(ROWS, WIDTH)).astype(np.float32)
     left_out = rng.normal(size=(LANES, WIDTH)).astype(np.float32)
     active, count = rng.random(LANES) < 0.6, np.int32(rng.integers(-1, LANES + 2))
     maps = slots[:LANES].astype(np.int32), second.astype(np.int32)
-    return w, x, own, active, count, left_out, pool, *maps, rows
+    return w, x, local, active, count, left_out, pool, *maps, rows
 
 
-def _busy(rng: Choose, own: Array, active: Array, count: Array) -> Array:
-    """Mask of the lanes that are not idle, by one of the three inputs that say it or by two of them, often wrongly."""
+def _busy(rng: Choose, array: Array, active: Array, count: Array) -> Array:
+    """Mask of active lanes, from one or two of three inputs, often wrong."""
     lane = jnp.arange(LANES, dtype=jnp.int32)
     ways = (
-        lambda: active, lambda: active, lambda: lane < count, lambda: lane < count, lambda: own > 0,
-        lambda: active & (own > 0), lambda: active | (lane < count), lambda: lane <= count, lambda: active[::-1],
-        lambda: count > lane, lambda: ~active, lambda: jnp.roll(own, 1) > 0, lambda: active & (lane < count),
+        lambda: active, lambda: active, lambda: lane < count, lambda: lane < count, lambda: array > 0,
+        lambda: active & (array > 0), lambda: active | (lane < count), lambda: lane <= count, lambda: active[::-1],
+        lambda: count > lane, lambda: ~active, lambda: jnp.roll(array, 1) > 0, lambda: active & (lane < count),
     )  # fmt: skip
     return ways[rng.integers(len(ways))]()
 
 
 def _rows(rng: Choose, pool: Array, maps: tuple[Array, Array], busy: Array, new: Array) -> Array:
-    """A version of a pool with first rows, second ones or both written, guarded or not."""
+    """A pool with first, second or both rows written, guarded or not."""
     first, second = maps
     old = pool[(first, second)[rng.integers(2)]]
     new = (new, old, new + old, jnp.where(busy[:, None], new, old))[rng.integers(4)]
@@ -66,18 +66,20 @@ def _rows(rng: Choose, pool: Array, maps: tuple[Array, Array], busy: Array, new:
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
     """A step of `count` operations; those that do not fit their operands are left out."""
 
-    def step(w, x, own, active, many, left_out, pool, first, second, rows) -> Any:
+    def step(w, x, local, active, many_value, left_out, pool, first, second, rows) -> Any:
         rng = np.random.default_rng(seed)
-        known, pools, masks = [w, x, own, rows, rows, x], [pool], [active, jnp.arange(LANES, dtype=jnp.int32) < many]
-        known += [left_out] if rng.random() < 0.2 else []
+        table, pools, masks = (
+            [w, x, local, rows, rows, x],
+            [pool],
+            [active, jnp.arange(LANES, dtype=jnp.int32) < many_value],
+        )
+        table += [left_out] if rng.random() < 0.2 else []
 
         def pick(fits: Callable[[Array], bool]) -> Array:
-            fitting = [value for value in known if fits(value)]
+            fitting = [value for value in table if fits(value)]
             return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
 
-        def of_lanes() -> Array:
-            return pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
-
+        of_lanes = lambda: pick(lambda v: v.shape == (LANES, WIDTH) and v.dtype == jnp.float32)
         for _ in range(count):
             kind, busy = rng.random(), masks[-1 - min(int(rng.exponential(2)), len(masks) - 1)]
             with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
@@ -88,22 +90,24 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
                     new = random_steps.ALIKE[rng.integers(len(random_steps.ALIKE))](rng, value, other)
                 elif kind < 0.55:
-                    masks.append(_busy(rng, own, active, many))
+                    masks.append(_busy(rng, local, active, many_value))
                     new = masks[-1].astype(jnp.int32)
                 elif kind < 0.8:
                     new = jnp.where(busy[:, None], of_lanes(), (rows, of_lanes())[rng.integers(2)])
                 else:
                     pools.append(_rows(rng, pools[rng.integers(len(pools))], (first, second), busy, of_lanes()))
-                    known.append(pools[-1])
-                    taken = jnp.where(second > 0, second, ROWS)
-                    new = pools[-1].at[(first, second, taken, taken)[rng.integers(4)]].get(mode="fill", fill_value=0.0)
+                    table.append(pools[-1])
+                    picked = jnp.where(second > 0, second, ROWS)
+                    new = (
+                        pools[-1].at[(first, second, picked, picked)[rng.integers(4)]].get(mode="fill", fill_value=0.0)
+                    )
                 if new.ndim <= 4 and 0 < new.size <= 400:
-                    known.append(new)
-        return x, known
+                    table.append(new)
+        return x, table
 
     return step
 
 
 def random_form(seed: int, count: int = 14) -> Program:
-    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    """Return a step that returns all its values, with its contract."""
     return Program(f"random form {seed}", random_step(seed, count), CONTRACT, draw)

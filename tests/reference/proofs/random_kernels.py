@@ -1,4 +1,4 @@
-"""Random small kernels: right ones and wrong ones, over lanes and chunks, for each kind of machine."""
+"""Random small kernels, right and wrong, over lanes and chunks, per machine."""
 
 from collections.abc import Callable
 from typing import Any
@@ -84,8 +84,8 @@ def _show_one(refs: Refs) -> None:
 
 
 def _show_as_long(refs: Refs) -> None:
-    at = refs.chunk * CHUNK + lax.broadcasted_iota(jnp.int32, (CHUNK, VALUE), 0)
-    refs.out[...] = jnp.where(at < refs.length, refs.x[...], 0.0)
+    index = refs.chunk * CHUNK + lax.broadcasted_iota(jnp.int32, (CHUNK, VALUE), 0)
+    refs.out[...] = jnp.where(index < refs.length, refs.x[...], 0.0)
 
 
 def _end(refs: Refs) -> None:
@@ -149,10 +149,7 @@ MACHINES: tuple[Any, ...] = (
 def random_kernel(seed: int) -> Program:
     """A step of one random kernel."""
     rng = np.random.default_rng(seed)
-
-    def one_of(choices: Any) -> Any:
-        return choices[rng.integers(len(choices))]
-
+    one_of = lambda choices: choices[rng.integers(len(choices))]
     lanes_axis = 0 if rng.random() < 0.92 else 1
     picked = sorted(rng.choice(len(STATEMENTS), size=rng.integers(2, 7), replace=False))
     if rng.random() < 0.2:
@@ -161,12 +158,11 @@ def random_kernel(seed: int) -> Program:
     read, row, params, alias = one_of(TOKENS), one_of(ROWS), one_of(MACHINES), rng.random() < 0.6
 
     def body(*refs: Any) -> None:
-        mine = Refs(lanes_axis, refs)
+        actual = Refs(lanes_axis, refs)
         for statement in statements:
-            statement(mine)
+            statement(actual)
 
-    def index(of: Callable[[Any, Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        return lambda *ids: of(ids[lanes_axis], ids[1 - lanes_axis])
+    index = lambda of: lambda *ids: of(ids[lanes_axis], ids[1 - lanes_axis])
 
     def step(rows: Array, lengths: Array, x: Array) -> Any:
         tokens = pl.BlockSpec((ONE, CHUNK, VALUE), index(TOKENS[0]))
@@ -179,7 +175,7 @@ def random_kernel(seed: int) -> Program:
                 pl.BlockSpec((ONE, VALUE), index(row)),
             ],
             out_specs=[tokens, pl.BlockSpec((ONE, VALUE), index(row))],
-            out_shape=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, rows)],
+            out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (x, rows)],
             scratch_shapes=[pltpu.VMEM((VALUE,), jnp.float32)],
             input_output_aliases={2: 1} if alias else {},
             compiler_params=params,
@@ -191,7 +187,7 @@ def random_kernel(seed: int) -> Program:
 
 
 def aliased(program: Program) -> bool:
-    """Whether a step may find in its operand what the one before has written; machines differ in that."""
+    """True if a step may read its predecessor's write; machines differ."""
     (eqn,) = ir.trace(program.step, *program.args()).jaxpr.eqns
     return bool(eqn.params["input_output_aliases"])
 

@@ -1,4 +1,4 @@
-"""Steps of random operations on packed tokens and paged pools, for trying what the proof says of each of them."""
+"""Random steps on packed tokens and paged pools, for the proof's claims."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Choose = np.random.Generator
 
 
 def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Every page of a lane's row is its own, so that a step may write to any of them."""
+    """Draw pages so that each lane may write all pages of its own."""
     lengths = 1 + np.bincount(rng.integers(0, LANES + 1, TOKENS - LANES), minlength=LANES + 1)[:LANES]
     return (
         rng.normal(size=(WIDTH, WIDTH)).astype(np.float32),
@@ -80,9 +80,9 @@ def _by_lane(rng: Choose, x: Array, segment: Array, cu: Array) -> Array:
     return x[(cu[1:] - 1, cu[:-1], cu[1:], cu[1:] - 2)[rng.integers(4)]]
 
 
-def _attention(rng: Choose, x: Array, v: Array, one: Array, other: Array) -> Array:
+def _attention(rng: Choose, x: Array, v: Array, array: Array, other: Array) -> Array:
     """Attention with masks of several kinds, right and wrong ones."""
-    masks = one[:, None] == other[None, :], one[:, None] <= other[None, :], one[:, None] == one[None, :]
+    masks = array[:, None] == other[None, :], array[:, None] <= other[None, :], array[:, None] == array[None, :]
     mask = masks[rng.integers(3)]
     if rng.random() < 0.5:
         mask = mask & (jnp.arange(TOKENS)[:, None] >= jnp.arange(TOKENS)[None, :])
@@ -98,8 +98,8 @@ def _scanned(rng: Choose, x: Array, states: Array, segment: Array) -> Array:
     """A loop over tokens that reads and writes the states of lanes."""
     mode = ("drop", "clip")[rng.integers(2)]
 
-    def token(carry: Array, one: Any) -> Any:
-        x, lane = one
+    def token(carry: Array, item: Any) -> Any:
+        x, lane = item
         new = jnp.tanh(carry[lane] + x)
         return carry.at[lane].set(new, mode=mode), new
 
@@ -108,18 +108,18 @@ def _scanned(rng: Choose, x: Array, states: Array, segment: Array) -> Array:
 
 
 def _page(rng: Choose, table: Array, position: Array, lane: Array | None) -> Array:
-    """Entries of page tables and what is computed of them: rows of flat pools, guards, choices."""
-    at = position // PAGE if rng.random() < 0.7 else position % (WIDE + 1)
+    """Page table entries and derived rows, guards and choices."""
+    index = position // PAGE if rng.random() < 0.7 else position % (WIDE + 1)
     if lane is not None:
-        page = table[lane, at] if rng.random() < 0.4 else table.at[lane, at].get(mode="fill", fill_value=PAGES)
+        page = table[lane, index] if rng.random() < 0.4 else table.at[lane, index].get(mode="fill", fill_value=PAGES)
         if rng.random() < 0.4:
             page = jnp.where(lane < LANES, page, PAGES)
     else:
         ways = (
-            lambda: jnp.take_along_axis(table, at[:, None], axis=1)[:, 0],
-            lambda: table[jnp.arange(LANES), at],
-            lambda: jnp.where(at == 0, table[:, 0], table[:, 1]),
-            lambda: jnp.where(at > 0, table[:, 1], (PAGES, 0, -1)[rng.integers(3)]),
+            lambda: jnp.take_along_axis(table, index[:, None], axis=1)[:, 0],
+            lambda: table[jnp.arange(LANES), index],
+            lambda: jnp.where(index == 0, table[:, 0], table[:, 1]),
+            lambda: jnp.where(index > 0, table[:, 1], (PAGES, 0, -1)[rng.integers(3)]),
             lambda: table.reshape(-1)[: LANES * WIDE : WIDE],
         )
         page = ways[rng.integers(5)]()
@@ -131,7 +131,7 @@ def _page(rng: Choose, table: Array, position: Array, lane: Array | None) -> Arr
 
 
 def _paged(rng: Choose, pool: Array, page: Array, position: Array, new: Array) -> tuple[Array, Array]:
-    """A pool written at a page and an offset, as it is or flat; and what is read there."""
+    """A pool written at page and offset, flat or not, and read there."""
     place = (position % PAGE, position, position % (PAGE + 1))[min(rng.integers(6), 2)]
     mode = ("drop", "drop", "clip")[rng.integers(3)]
     if rng.random() < 0.5:
@@ -145,18 +145,16 @@ def _paged(rng: Choose, pool: Array, page: Array, position: Array, new: Array) -
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
     """A step of `count` operations; those that do not fit their operands are left out."""
 
-    def step(w, x, where, cu, rows, own, pool, table) -> Any:
+    def step(w, x, where, cu, rows, local, pool, table) -> Any:
         rng = np.random.default_rng(seed)
         right = jnp.searchsorted(cu[1:], jnp.arange(TOKENS), side="right")
-        known, segments, pools = [w, x, rows, right, where, own, table], [right, right], [pool]
+        known_value, segments, pools = [w, x, rows, right, where, local, table], [right, right], [pool]
 
         def pick(fits: Callable[[Array], bool]) -> Array:
-            fitting = [value for value in known if fits(value)]
+            fitting = [value for value in known_value if fits(value)]
             return fitting[-1 - min(int(rng.exponential(3)), len(fitting) - 1)]
 
-        def of(length: int) -> Array:
-            return pick(lambda v: v.shape == (length, WIDTH) and v.dtype == jnp.float32)
-
+        of = lambda length: pick(lambda v: v.shape == (length, WIDTH) and v.dtype == jnp.float32)
         for _ in range(count):
             kind, segment = rng.random(), segments[rng.integers(len(segments))]
             with contextlib.suppress(TypeError, ValueError, IndexError, StopIteration):
@@ -179,19 +177,19 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                     new = _scanned(rng, of(TOKENS), of(LANES), segment)
                 else:
                     lane = segment if rng.random() < 0.5 else None
-                    position = own if lane is None else where
+                    position = local if lane is None else where
                     page = _page(rng, table, position, lane)
                     pool, new = _paged(rng, pools[-1], page, position, of(LANES if lane is None else TOKENS))
-                    known.append(page)
+                    known_value.append(page)
                     pools.append(pool)
-                    known.append(pool[table])
+                    known_value.append(pool[table])
                 if new.ndim <= 4 and 0 < new.size <= 400:
-                    known.append(new)
-        return x, known
+                    known_value.append(new)
+        return x, known_value
 
     return step
 
 
 def random_layout(seed: int, count: int = 14) -> Program:
-    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    """Return a step that returns all its values, with its contract."""
     return Program(f"random layout {seed}", random_step(seed, count), CONTRACT, draw)

@@ -1,4 +1,4 @@
-"""Steps of random operations on lanes, pools and shared arrays, for trying what the proof says of each of them."""
+"""Random steps on lanes, pools and shared arrays, for the proof's claims."""
 
 import contextlib
 from collections.abc import Callable
@@ -37,19 +37,19 @@ def _axis(rng: Choose, x: Array) -> int:
 
 
 def _merge(rng: Choose, x: Array) -> Array:
-    at = int(rng.integers(x.ndim - 1))
-    return x.reshape((*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :]))
+    number = int(rng.integers(x.ndim - 1))
+    return x.reshape((*x.shape[:number], x.shape[number] * x.shape[number + 1], *x.shape[number + 2 :]))
 
 
 def _split(rng: Choose, x: Array) -> Array:
-    at = _axis(rng, x)
-    part = next(part for part in (2, 3, 5) if x.shape[at] % part == 0 and x.shape[at] > part)
-    sizes = (part, x.shape[at] // part) if rng.random() < 0.5 else (x.shape[at] // part, part)
-    return x.reshape((*x.shape[:at], *sizes, *x.shape[at + 1 :]))
+    index = _axis(rng, x)
+    part = next(part for part in (2, 3, 5) if x.shape[index] % part == 0 and x.shape[index] > part)
+    sizes = (part, x.shape[index] // part) if rng.random() < 0.5 else (x.shape[index] // part, part)
+    return x.reshape((*x.shape[:index], *sizes, *x.shape[index + 1 :]))
 
 
 def _transposing(rng: Choose, x: Array) -> Array:
-    """A reshape of the axes in another order: in numpy's words in Fortran's order, or as `lax.reshape` has it."""
+    """A transposing reshape: Fortran order in numpy, or `lax.reshape` dimensions."""
     sizes = [x.shape[k] for k in rng.permutation(x.ndim)]
     if rng.random() < 0.5:
         return x.reshape(sizes, order="F")
@@ -57,9 +57,9 @@ def _transposing(rng: Choose, x: Array) -> Array:
 
 
 def _slice(rng: Choose, x: Array) -> Array:
-    at = _axis(rng, x)
-    start = int(rng.integers(x.shape[at]))
-    return lax.slice_in_dim(x, start, int(rng.integers(start, x.shape[at])) + 1, axis=at)
+    index = _axis(rng, x)
+    start = int(rng.integers(x.shape[index]))
+    return lax.slice_in_dim(x, start, int(rng.integers(start, x.shape[index])) + 1, axis=index)
 
 
 def _dot(rng: Choose, x: Array, y: Array) -> Array:
@@ -72,8 +72,7 @@ def _dot(rng: Choose, x: Array, y: Array) -> Array:
 
 def _index(rng: Choose, x: Array, index: Array) -> Array:
     index = index % x.shape[0] if rng.random() < 0.5 else index
-    modes = ("fill", "clip", None)
-    return x.at[index].get(mode=modes[rng.integers(3)])
+    return x.at[index].get(mode=("fill", "clip", None)[rng.integers(3)])
 
 
 def _take(rng: Choose, x: Array, index: Array) -> Array:
@@ -138,7 +137,7 @@ INDEXED: tuple[Callable[..., Array], ...] = (_index, _take, _dynamic, lambda rng
 
 
 def _by_slots(rng: Choose, pool: Array, slots: Array, new: Array) -> Array:
-    """A version of a pool, its rows written at the slots in one of the usual ways."""
+    """A pool with rows written at slots in a usual way."""
     new = jnp.broadcast_to(new.reshape(-1)[: LANES * WIDTH].astype(pool.dtype).reshape(LANES, WIDTH), (LANES, WIDTH))
     way = rng.integers(6)
     if way == 5:
@@ -155,29 +154,29 @@ def _by_slots(rng: Choose, pool: Array, slots: Array, new: Array) -> Array:
     return pool.at[slots, jnp.argmax(new, axis=1)].set(new[:, 0])
 
 
-def _by_lane(rng: Choose, x: Array, own: Array) -> Array:
+def _by_lane(rng: Choose, x: Array, array: Array) -> Array:
     """Each lane picks from, or writes into, its own row of [N, ...]."""
     way = rng.integers(4)
     if way == 0:
-        return jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, 0))(x, own)
+        return jax.vmap(lambda row, i: lax.dynamic_index_in_dim(row, i, 0))(x, array)
     if way == 1:
-        return jax.vmap(lambda row, i: row.at[i].set(0))(x, own)
+        return jax.vmap(lambda row, i: row.at[i].set(0))(x, array)
     if way == 2:
-        return x.at[jnp.arange(len(own)), own].get(mode="fill")
-    return jax.vmap(lambda row, i: lax.dynamic_update_slice_in_dim(row, row[:1], i, 0))(x, own)
+        return x.at[jnp.arange(len(array)), array].get(mode="fill")
+    return jax.vmap(lambda row, i: lax.dynamic_update_slice_in_dim(row, row[:1], i, 0))(x, array)
 
 
 def _sorted_rows(rng: Choose, x: Array, keys: Array) -> Array:
     """Rows in the order of integer keys, there and perhaps back."""
     order = jnp.argsort(keys)
-    there = x[order]
+    target = x[order]
     way = rng.integers(5)
     if way == 0:
-        return there
+        return target
     if way == 1:
-        return jnp.zeros_like(there).at[order].set(there)
+        return jnp.zeros_like(target).at[order].set(target)
     inverse = jnp.argsort(order) if way == 2 else jnp.zeros_like(order).at[order].set(jnp.arange(order.size))
-    return there[inverse] if way < 4 else inverse + there[:, :1].astype(jnp.int32).sum(1)
+    return target[inverse] if way < 4 else inverse + target[:, :1].astype(jnp.int32).sum(1)
 
 
 def _looped(rng: Choose, x: Array) -> Array:
@@ -192,13 +191,13 @@ def _looped(rng: Choose, x: Array) -> Array:
     return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x))[1]
 
 
-def _alive(own: Array, rank: int, axis: int) -> Array:
+def _alive(array: Array, rank: int, axis: int) -> Array:
     """Whether each lane has a length, along one axis of an array."""
-    return jnp.expand_dims(own > 0, [d for d in range(rank) if d != axis])
+    return jnp.expand_dims(array > 0, [d for d in range(rank) if d != axis])
 
 
-def _kept(rng: Choose, own: Array, slots: Array, pool: Array, new: Array, old: Array) -> Array:
-    """Keep the rows of idle lanes in one of the usual ways, some of them wrong.
+def _kept(rng: Choose, array: Array, slots: Array, pool: Array, new: Array, old: Array) -> Array:
+    """Keep idle lanes' rows in a usual way, sometimes wrongly.
 
     Args:
         own: lengths.
@@ -207,26 +206,26 @@ def _kept(rng: Choose, own: Array, slots: Array, pool: Array, new: Array, old: A
         new, old: of one shape, lanes along some axis.
     """
     axes = [d for d, size in enumerate(new.shape) if size == LANES]
-    alive = _alive(own, new.ndim, axes[int(rng.integers(len(axes)))])
+    alive = _alive(array, new.ndim, axes[int(rng.integers(len(axes)))])
     fresh = jnp.broadcast_to(new.reshape(-1)[: LANES * WIDTH].reshape(LANES, WIDTH), (LANES, WIDTH)).astype(pool.dtype)
     way = int(rng.integers(9))
     if way < 3:
         return jnp.where(alive, new, old)
     if way == 3:
-        return pool.at[jnp.where(own > 0, slots, ROWS)].set(fresh, mode="drop")
+        return pool.at[jnp.where(array > 0, slots, ROWS)].set(fresh, mode="drop")
     if way == 4:
-        return pool.at[slots].set(jnp.where(_alive(own, 2, 0), fresh, pool[slots]))
+        return pool.at[slots].set(jnp.where(_alive(array, 2, 0), fresh, pool[slots]))
     if way == 5:
-        at = jnp.where(own > 0, own % WIDTH, WIDTH)
-        return new.at[jnp.arange(LANES), at].set(1, mode="drop")
+        rows = jnp.where(array > 0, array % WIDTH, WIDTH)
+        return new.at[jnp.arange(LANES), rows].set(1, mode="drop")
     if way == 6:
         part = new[..., : max(1, new.shape[-1] - 1)]
-        return lax.dynamic_update_slice(new, jnp.where(_alive(own, new.ndim, 0), part * 2, part), [0] * new.ndim)
+        return lax.dynamic_update_slice(new, jnp.where(_alive(array, new.ndim, 0), part * 2, part), [0] * new.ndim)
     if way == 7:
         count = rng.integers(1, 4)
-        return lax.fori_loop(0, count, lambda i, x: jnp.where(i < own.reshape(alive.shape), x + new, x), old)
-    there, back = lax.scan(lambda c, row: (c, jnp.where(own[0] > 0, row * 2, row)), 0, jnp.swapaxes(old, 0, -1))
-    return jnp.swapaxes(back, 0, -1) + there
+        return lax.fori_loop(0, count, lambda i, x: jnp.where(i < array.reshape(alive.shape), x + new, x), old)
+    target, result = lax.scan(lambda c, row: (c, jnp.where(array[0] > 0, row * 2, row)), 0, jnp.swapaxes(old, 0, -1))
+    return jnp.swapaxes(result, 0, -1) + target
 
 
 def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tuple[Array, list[Array]]]:
@@ -235,21 +234,19 @@ def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tupl
     Args:
         seed: of all choices.
         count: operations.
-        idle: whether lanes of length 0 are treated in ways of their own.
+        idle: whether lanes of length 0 are treated separately.
     """
 
-    def step(w: Array, ids: Array, x: Array, own: Array, pool: Array, slots: Array, rows: Array) -> Any:
+    def step(w: Array, ids: Array, x: Array, array: Array, pool: Array, slots: Array, rows: Array) -> Any:
         rng = np.random.default_rng(seed)
-        known = [w, ids, x, own, slots, rows, pool[slots], pool, jnp.arange(LANES, dtype=jnp.int32)]
+        table = [w, ids, x, array, slots, rows, pool[slots], pool, jnp.arange(LANES, dtype=jnp.int32)]
 
         def pick(fits: Callable[[Array], bool]) -> Array:
             # recent ones more often, for long chains
-            fitting = [value for value in known if fits(value)]
+            fitting = [value for value in table if fits(value)]
             return fitting[-1 - min(int(rng.exponential(4)), len(fitting) - 1)]
 
-        def integers() -> Array:
-            return pick(lambda v: v.dtype == jnp.int32 and 1 <= v.ndim <= 2)
-
+        integers = lambda: pick(lambda v: v.dtype == jnp.int32 and 1 <= v.ndim <= 2)
         for _ in range(count):
             value = pick(lambda v: v.ndim >= 1)
             kind = rng.random()
@@ -262,11 +259,11 @@ def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tupl
                 elif kind < 0.85:
                     new = INDEXED[rng.integers(len(INDEXED))](rng, value, integers())
                 elif kind < 0.88:
-                    pools = [v for v in known if v.shape == (ROWS, WIDTH) and v.dtype == jnp.float32]
+                    pools = [v for v in table if v.shape == (ROWS, WIDTH) and v.dtype == jnp.float32]
                     new = _by_slots(rng, pools[rng.integers(len(pools))], slots, value)
-                    known.append(new[slots])
+                    table.append(new[slots])
                 elif kind < 0.90:
-                    new = _by_lane(rng, pick(lambda v: v.ndim >= 2 and v.shape[0] == LANES), own % 2)
+                    new = _by_lane(rng, pick(lambda v: v.ndim >= 2 and v.shape[0] == LANES), array % 2)
                 elif kind < 0.92:
                     keys = pick(lambda v: v.dtype == jnp.int32 and v.ndim == 1)
                     new = _sorted_rows(rng, pick(lambda v, keys=keys: v.ndim == 2 and len(v) == len(keys)), keys)
@@ -280,18 +277,18 @@ def random_step(seed: int, count: int, idle: bool = False) -> Callable[..., tupl
                     other = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
                     new = _branch(rng, integers(), value, other)
                 if new.ndim <= 4 and 0 < new.size <= 400:
-                    known.append(new)
+                    table.append(new)
             if idle and rng.random() < 0.5:
                 value = pick(lambda v: LANES in v.shape)
                 like = pick(lambda v, value=value: (v.shape, v.dtype) == (value.shape, value.dtype))
-                whole = pick(lambda v: v.shape == (ROWS, WIDTH) and v.dtype == jnp.float32)
+                full = pick(lambda v: v.shape == (ROWS, WIDTH) and v.dtype == jnp.float32)
                 with contextlib.suppress(TypeError, ValueError, IndexError):
-                    known.append(_kept(rng, own, slots, whole, value, rows if like.shape == rows.shape else like))
-        return x, known
+                    table.append(_kept(rng, array, slots, full, value, rows if like.shape == rows.shape else like))
+        return x, table
 
     return step
 
 
 def random_program(seed: int, count: int = 25, idle: bool = False) -> Program:
-    """A step with its contract; what it returns beside its input is every value that it has computed."""
+    """Return a step that returns all its values, with its contract."""
     return Program(f"random {seed}", random_step(seed, count, idle), CONTRACT, draw)

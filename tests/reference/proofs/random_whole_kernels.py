@@ -1,4 +1,4 @@
-"""Random kernels that find their lane's part of whole arrays in the body: by index, by mask, in turns, by copies."""
+"""Random kernels that find a lane's part of whole arrays in the body."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ Statement = Callable[["Refs"], None]
 
 
 class Refs:
-    """The memory of a step, where it is, and which rows it takes: mostly its own."""
+    """A step's memory, and its rows, mostly its own."""
 
     def __init__(self, refs: tuple[Any, ...], rng: np.random.Generator):
         self.lengths, self.x, _, self.out, self.new, self.held, self.done = refs
@@ -63,10 +63,10 @@ def _update_real(refs: Refs) -> None:
 
 def _masked(refs: Refs) -> None:
     read, stored = (VALUE - refs.one_of(0, 0, 0, 0, 1) for _ in range(2))
-    at = jnp.arange(VALUE)
+    indices = jnp.arange(VALUE)
     rest = refs.one_of({"other": 0.0}, {"other": 0.0}, {})
-    value = plgpu.load(refs.x.at[refs.row(), pl.ds(0, VALUE)], mask=at < read, **rest)
-    plgpu.store(refs.out.at[refs.row(), pl.ds(0, VALUE)], value * 2.0, mask=at < stored)
+    value = plgpu.load(refs.x.at[refs.row(), pl.ds(0, VALUE)], mask=indices < read, **rest)
+    plgpu.store(refs.out.at[refs.row(), pl.ds(0, VALUE)], value * 2.0, mask=indices < stored)
 
 
 def _in_turns(refs: Refs) -> None:
@@ -137,9 +137,9 @@ def random_whole_kernel(seed: int) -> Program:
     alias, draws = rng.random() < 0.8, int(rng.integers(1 << 31))
 
     def body(*refs: Any) -> None:
-        mine = Refs(refs, np.random.default_rng(draws))
+        actual = Refs(refs, np.random.default_rng(draws))
         for k in picked:
-            statements[k](mine)
+            statements[k](actual)
 
     def step(rows: Array, lengths: Array, x: Array) -> Any:
         length = pl.BlockSpec(memory_space=pltpu.SMEM) if on_tpu else WHOLE
@@ -148,7 +148,7 @@ def random_whole_kernel(seed: int) -> Program:
             grid=(LANES,),
             in_specs=[length, WHOLE, WHOLE],
             out_specs=[WHOLE, WHOLE],
-            out_shape=[jax.ShapeDtypeStruct(one.shape, one.dtype) for one in (x, rows)],
+            out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (x, rows)],
             scratch_shapes=[pltpu.VMEM((1, VALUE), jnp.float32), pltpu.SemaphoreType.DMA((2,))],
             input_output_aliases={2: 1} if alias else {},
             compiler_params=params,

@@ -1,4 +1,4 @@
-"""One equation for many runs: in numpy where it has a rule, otherwise run after run by XLA."""
+"""One equation for many runs: in numpy, or run by run in XLA."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,5 +38,5 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
     compiled = jax.jit(once)
     count = max((len(value) for value in values), default=1)
     runs = [compiled(*(value[run if len(value) > 1 else 0] for value in values)) for run in range(count)]
-    found = iter([np.stack(results) for results in zip(*jax.device_get(runs), strict=True)])
-    return [np.zeros((count, 0)) if isinstance(var, ir.DropVar) else next(found) for var in eqn.outvars]
+    result = iter([np.stack(results) for results in zip(*jax.device_get(runs), strict=True)])
+    return [np.zeros((count, 0)) if isinstance(var, ir.DropVar) else next(result) for var in eqn.outvars]

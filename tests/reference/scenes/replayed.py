@@ -176,8 +176,8 @@ class Run:
     def _check(self, pool: RowPool, sequence: ActiveSequence, row: int) -> None:
         consumed = sequence.consumed
         for dispatched in self._session._in_flight:
-            for other, lane in dispatched.sequences if dispatched.accepted is not None else ():
-                if other is sequence:
+            for other, lane in dispatched.sequences:
+                if other is sequence and dispatched.accepted is not None:
                     consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
             self._replayed.check(self._numbers[sequence.request.index], pool.look(), row, consumed)

@@ -1,4 +1,4 @@
-"""The kernel that carries the state through the chunks of a prompt computes what the token by token form does."""
+"""The kernel that carries states through prompt chunks equals the token-by-token form."""
 
 import operator
 from dataclasses import replace
@@ -24,13 +24,10 @@ LANES, HEADS, VALUES, KEYS = len(LENGTHS), 4, 32, 2 * MAX_PART
 
 
 def inputs(form: str) -> RecurrenceInputs:
-    """Random lanes, two of them fresh; what is not used is NaN."""
+    """Random lanes, two of them fresh; unused values are NaN."""
     rng = np.random.default_rng(0)
     key_heads = 2 if form == "ssd in groups" else HEADS
-
-    def draw(*shape: int) -> np.ndarray:
-        return rng.normal(size=(LANES, *shape)).astype(np.float32)
-
+    draw = lambda *shape: rng.normal(size=(LANES, *shape)).astype(np.float32)
     query, key = draw(TOKENS, key_heads, KEYS), draw(TOKENS, key_heads, KEYS)
     key /= np.linalg.norm(key, axis=-1, keepdims=True)
     value, decay = draw(TOKENS, HEADS, VALUES), -np.abs(draw(TOKENS, HEADS, *([KEYS] if form == "channel" else [])))

@@ -1,4 +1,4 @@
-"""Kernels for a few tokens of a short convolution on CPUs, as XLA calls them: numbers, declarations, in place."""
+"""CPU kernels for short convolutions under XLA: numbers, declarations, in-place updates."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,11 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls_in_place import check_a_call_beside_is_found
+from calls_in_place import (
+    check_a_call_beside_is_found,
+    check_declaration,
+    check_each_device,
+    check_in_place,
+    check_rows_by_slot,
+)
 from instruction_sets import instruction_sets
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, compile_step
@@ -41,7 +45,7 @@ Draw = np.random.default_rng(0).normal
 
 
 def arguments(tokens: int = 1, taps: int = 4, channels: int = 37, dtype: Any = jnp.float32) -> tuple[Any, ...]:
-    """Draw windows, lengths, inputs and fresh lanes: one lane idle, one fresh; what is not used is NaN."""
+    """Draw windows, lengths, inputs and fresh lanes (one idle, one fresh) with NaN elsewhere."""
     lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
     x, state = Draw(size=(LANES, tokens, channels)), Draw(size=(LANES, taps - 1, channels))
     x[np.arange(tokens)[None] >= lengths[:, None]] = np.nan
@@ -83,7 +87,7 @@ def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
 @pytest.mark.parametrize("instructions", instruction_sets())
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypatch: pytest.MonkeyPatch):
-    """Windows are rounded as the layer rounds them; an idle lane's keeps its bits, NaN and all."""
+    """Windows are rounded as in the layer; idle lanes keep their bits, also NaN."""
     monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
     for tokens, taps, channels, biased, activated in (
         (1, 4, 37, True, True),
@@ -105,21 +109,8 @@ def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypa
 
 
 def test_rows_by_slot():
-    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
     state, *rest = arguments(3)
-    slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
-    pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
-    expected, updated = kernel(pool[slots], *rest)
-    result, new = kernel(pool, *rest, slots=slots)
-    busy = jnp.array([0, 2, 3, 4])
-    np.testing.assert_array_equal(result, expected)
-    np.testing.assert_array_equal(new, pool.at[slots[busy]].set(updated[busy]))
-    np.testing.assert_array_equal(kernel(pool, *rest, slots=slots, keep_state=True)[0], expected)
-    turned = slots[jnp.array([3, 1, 4, 0, 2])]
-    np.testing.assert_array_equal(kernel(new, *rest, slots=turned)[0], kernel(new[turned], *rest)[0])
-    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
-            jax.block_until_ready(kernel(pool, *rest, slots=jnp.array(wrong, jnp.int32)))
+    check_rows_by_slot(lambda rows, slots=None: kernel(rows, *rest, slots=slots), state)
 
 
 def test_lengths_beyond_the_tokens_are_refused():
@@ -172,21 +163,12 @@ def test_derivatives_are_those_of_the_plain_form(activated: bool):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
     args = arguments(tokens, dtype=dtype)
-    compiled = compile_step(step, args, CONTRACT)
-    assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
-    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
-    assert assumed.about.startswith(STEP)
-    state = jnp.array(args[0])
-    where = state.unsafe_buffer_pointer()
-    output, updated = compiled(state, *args[1:])
-    assert updated.unsafe_buffer_pointer() == where
-    for result, expected in zip((output, updated), kernel(*args), strict=True):
+    for result, expected in zip(check_in_place(step, args, CONTRACT, STEP), kernel(*args), strict=True):
         np.testing.assert_array_equal(result, expected)
 
 
 def test_each_device_of_a_mesh_has_its_lanes_and_channels():
-    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
-    args = tuple(array[:4] for array in arguments(3, channels=38))  # the second lane is idle, the fourth fresh
+    state, lengths, x, fresh = (array[:4] for array in arguments(3, channels=38))  # the second lane is idle
     weight, bias = weights(38)
     by_channel = P("data", None, "model")
     specs = by_channel, P("data"), by_channel, P("data"), P("model"), P("model")
@@ -194,46 +176,18 @@ def test_each_device_of_a_mesh_has_its_lanes_and_channels():
     def of_device(state: Any, lengths: Any, x: Any, fresh: Any, taps: Any, bias: Any) -> Any:
         return conv_step_cpu(ConvInputs(x, taps, state, lengths, fresh, bias), activated=True)
 
-    over = jax.shard_map(of_device, mesh=mesh(2, 2), in_specs=specs, out_specs=(by_channel, by_channel))
+    def poisoned(lane: int) -> tuple[Any, ...]:
+        return state.at[lane].set(jnp.nan), lengths, x.at[lane].set(jnp.nan), fresh, weight[:, 0], bias
 
-    def placed(*args: Any) -> Any:
-        operands = *args, weight[:, 0], bias
-        return [
-            jax.device_put(jnp.array(x), NamedSharding(mesh(2, 2), spec))
-            for x, spec in zip(operands, specs, strict=True)
-        ]
-
+    args = (state, lengths, x, fresh, weight[:, 0], bias)
     contract = replace(CONTRACT, inputs=(*CONTRACT.inputs, Shared(), Shared()))
-    compiled = compile_step(over, placed(*args), contract)
-    assert compiled.certificate.holds and compiled.certificate.copies == ()
-    assert "idle" in {statement.id for statement in compiled.certificate.proved}
-
-    def run(state: Any, lengths: Any, x: Any, fresh: Any) -> tuple[np.ndarray, ...]:
-        operands = placed(state, lengths, x, fresh)
-        places = [shard.data.unsafe_buffer_pointer() for shard in operands[0].addressable_shards]
-        output, updated = compiled(*operands)
-        assert [shard.data.unsafe_buffer_pointer() for shard in updated.addressable_shards] == places
-        return np.asarray(output), np.asarray(updated)
-
-    expected = jax.jit(of_device)(*args, weight[:, 0], bias)
-    state, lengths, x, fresh = args
-    for result, reference in zip(run(*args), expected, strict=True):
-        np.testing.assert_array_equal(result, reference)
-    for lane in range(4):
-        neighbours = np.arange(4) != lane
-        poisoned = run(state.at[lane].set(jnp.nan), lengths, x.at[lane].set(jnp.nan), fresh)
-        for result, reference in zip(poisoned, expected, strict=True):
-            np.testing.assert_array_equal(result[neighbours], np.asarray(reference)[neighbours])
+    check_each_device(of_device, args, (specs, (by_channel, by_channel)), contract, poisoned)
 
 
 def test_proof_believes_the_declaration_and_nothing_more():
     args = arguments()
-
-    def always_busy(state: Any, lengths: Any, *rest: Any) -> Any:
-        return step(state, jnp.maximum(lengths, 1), *rest)
-
-    def other_lanes(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
-        return step(state, lengths, x[::-1], fresh)
+    always_busy = lambda state, lengths, *rest: step(state, jnp.maximum(lengths, 1), *rest)
+    other_lanes = lambda state, lengths, x, fresh: step(state, lengths, x[::-1], fresh)
 
     def turned(state: Any, *rest: Any) -> Any:
         output, updated = step(jnp.flip(state, 1), *rest)
@@ -246,12 +200,8 @@ def test_proof_believes_the_declaration_and_nothing_more():
     def taps_of_lanes(state: Any, lengths: Any, x: Any, fresh: Any) -> Any:
         return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0] * x[0, 0, 0], state, lengths, fresh, BIAS), activated=True)
 
-    prove_isolation(step, args, CONTRACT)
-    for wrong in (always_busy, other_lanes, turned, read_behind, taps_of_lanes):
-        with pytest.raises(IsolationError):
-            prove_isolation(wrong, args, CONTRACT)
-    with pytest.raises(IsolationError, match=STEP):
-        prove_isolation(step, args, replace(CONTRACT, opaque={}))
+    wrong = always_busy, other_lanes, turned, read_behind, taps_of_lanes
+    check_declaration(step, args, CONTRACT, STEP, *wrong)
 
 
 def test_rows_by_slot_are_proved():
@@ -262,9 +212,7 @@ def test_rows_by_slot_are_proved():
     def by_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
         return conv_step_cpu(ConvInputs(x, WEIGHT[:, 0], pool, lengths, fresh, BIAS, slots), activated=True)
 
-    def by_the_next_slot(pool: Any, lengths: Any, x: Any, fresh: Any, slots: Any) -> Any:
-        return by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
-
+    by_the_next_slot = lambda pool, lengths, x, fresh, slots: by_slot(pool, lengths, x, fresh, jnp.roll(slots, 1))
     assert "idle" in {
         statement.id for statement in compile_step(by_slot, (pool, *args, slots), contract).certificate.proved
     }
@@ -291,7 +239,7 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 
 def test_lanes_keep_their_bits():
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     args = arguments(3)
     results = kernel(*args)
     for lane in range(LANES):

@@ -1,4 +1,4 @@
-"""The kernel for a few tokens of a short convolution computes what the layer does, and keeps lanes apart."""
+"""The kernel for short convolutions equals the layer and separates lanes."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ CASES = ((1, 4, False), (1, 2, True), (3, 4, True), (5, 3, False))
 
 
 def operands(tokens: int, taps: int, biased: bool, dtype: Any = jnp.bfloat16) -> tuple[Any, ...]:
-    """Random lanes: one idle, one fresh; what is not used is NaN."""
+    """Random lanes, one idle and one fresh; unused values are NaN."""
     rng = np.random.default_rng(tokens)
     lengths = np.minimum([tokens, 0, 1, max(tokens - 1, 1), tokens], tokens).astype(np.int32)
     fresh = np.array([False, False, False, True, False])
@@ -77,10 +77,7 @@ def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
     *lanes, weight, bias = operands(*case)
     pool = Pool("rows", dims=("lane", "tap", "channel"))
     contract = LaneContract((pool, Lane(), Lane(role="length"), Lane()), (Lane(), pool))
-
-    def of_lanes(state: Any, x: Any, lengths: Any, fresh: Any) -> Any:
-        return step(state, x, lengths, fresh, weight, bias)
-
+    of_lanes = lambda state, x, lengths, fresh: step(state, x, lengths, fresh, weight, bias)
     proof = prove_isolation(of_lanes, tuple(lanes), contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
     assert note.about.startswith(KERNEL.name)

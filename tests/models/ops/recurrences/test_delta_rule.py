@@ -1,4 +1,4 @@
-"""The three forms of the gated delta rule agree, whatever the lengths, and touch nothing that is not theirs."""
+"""Three forms of the gated delta rule agree for all lengths and touch nothing else."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ OLD = np.zeros(16, bool)
 
 chunked = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK))
 channel_chunked = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK))
-kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK, keep_state=True))
+compiled = jax.jit(on_arrays(delta_rule_chunked, chunk=CHUNK, keep_state=True))
 channel_kept = jax.jit(on_arrays(delta_rule_chunked, chunk=CHANNEL_CHUNK, keep_state=True))
 reference = jax.jit(on_arrays(delta_rule_reference))
 PLATFORMS = pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
@@ -37,14 +37,11 @@ PER_HEAD_AND_PER_CHANNEL = pytest.mark.parametrize("channels", [False, True], id
 def inputs(
     lengths: tuple[int, ...], seed: int = 0, channels: bool = False
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Random lanes, with a decay per head or per channel of the key; tokens past each length are NaN and infinity."""
+    """Random lanes with decay per head or key channel; padding is NaN and infinity."""
     rng = np.random.default_rng(seed)
     lanes, tokens = len(lengths), max(max(lengths), 1)
     valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
-
-    def unit(x: np.ndarray) -> np.ndarray:
-        return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
+    unit = lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True)
     query, key = (unit(rng.normal(size=(lanes, tokens, HEADS, KEY))) for _ in range(2))
     value = rng.normal(size=(lanes, tokens, HEADS, VALUE))
     log_decay = -rng.exponential(0.3, size=(lanes, tokens, HEADS, KEY) if channels else (lanes, tokens, HEADS))
@@ -53,8 +50,7 @@ def inputs(
     for i, x in enumerate((query, key, value, log_decay, beta)):
         x[~valid] = np.nan if i % 2 else np.inf
         arrays.append(x.astype(np.float32))
-    state = rng.normal(size=(lanes, HEADS, VALUE, KEY)).astype(np.float32)
-    return arrays, state, valid
+    return arrays, rng.normal(size=(lanes, HEADS, VALUE, KEY)).astype(np.float32), valid
 
 
 def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +67,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 
 
 @pytest.mark.each_value
-@pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
+@pytest.mark.parametrize("form", [chunked, compiled, reference], ids=["chunked", "kept", "reference"])
 # Tokens per step; every step has lanes of all the shorter lengths too.
 @pytest.mark.parametrize(
     "longest", [pytest.param(n, marks=[pytest.mark.long] if 1 < n < CHUNK else []) for n in LENGTHS]
@@ -124,9 +120,7 @@ def test_one_token_at_a_time_equals_all_at_once(channels: bool, platform: str) -
 @pytest.mark.parametrize("tokens", [1, 2, CHUNK + 3])
 @PER_HEAD_AND_PER_CHANNEL
 @PLATFORMS
-def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(
-    tokens: int, channels: bool, platform: str
-) -> None:
+def test_an_idle_lane_keeps_its_bits_and_its_neighbours_do_not_see_it(tokens: int, channels: bool, platform: str):
     check_idle_lane(jax.jit(on_arrays(delta_rule, platform)), inputs((tokens, 0, tokens), channels=channels))
 
 
@@ -166,7 +160,7 @@ def test_only_the_first_of_several_chunks_begins_from_zero(keep_state: bool, cha
 
 
 def test_correlated_keys_and_strong_writes_stay_exact() -> None:
-    """The case in which a product of powers of the chunk's system loses all its digits."""
+    """Here a product of powers of the chunk's system loses all digits."""
     arrays, state, valid = inputs((64,))
     query, key, value, log_decay, beta = arrays
     key = np.broadcast_to(key[:, :1], key.shape)
@@ -180,7 +174,7 @@ def test_correlated_keys_and_strong_writes_stay_exact() -> None:
 
 @PER_HEAD_AND_PER_CHANNEL
 def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
-    """Sums over a chunk that would overflow, were they ever positive, and weak decays right behind strong ones."""
+    """Chunk sums that could overflow, and weak decays right after strong ones."""
     arrays, state, valid = inputs((64,), channels=channels)
     log_decay = arrays[3] * np.float32(0.1)
     log_decay[:, 5::7] = -60.0

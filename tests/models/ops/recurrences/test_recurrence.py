@@ -1,4 +1,4 @@
-"""The operands of a recurrence: annotations of the struct are executed, and it is a pytree."""
+"""Operands of a recurrence: executed annotations, and a pytree."""
 
 import dataclasses
 from typing import Any

@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls_in_place import check_a_call_beside_is_found
+from calls_in_place import (
+    check_a_call_beside_is_found,
+    check_declaration,
+    check_each_device,
+    check_in_place,
+    check_rows_by_slot,
+)
 from instruction_sets import instruction_sets
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -77,21 +83,9 @@ def test_kernel_computes_the_recurrence(form: str, instructions: str):
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_rows_by_slot(form: str):
-    """Rows that no lane names, and those of idle lanes, keep their bits; rows are named again by other lanes."""
     operands = inputs(form, 9, 20)
-    slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
-    pool = jnp.full((8, *operands.state.shape[1:]), jnp.nan).at[slots].set(operands.state)
-    expected = kernel(replace(operands, state=pool[slots]))
-    result = kernel(replace(operands, state=pool, slots=slots))
-    busy = jnp.array([0, 2, 3, 4])
-    np.testing.assert_array_equal(result.output, expected.output)
-    np.testing.assert_array_equal(result.state, pool.at[slots[busy]].set(expected.state[busy]))
-    turned = slots[jnp.array([3, 1, 4, 0, 2])]
-    repeat = kernel(replace(operands, state=result.state, slots=turned))
-    np.testing.assert_array_equal(repeat.output, kernel(replace(operands, state=result.state[turned])).output)
-    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
-            jax.block_until_ready(kernel(replace(operands, state=pool, slots=jnp.array(wrong, jnp.int32))))
+    run = lambda rows, slots=None: tuple(kernel(replace(operands, state=rows, slots=slots)))
+    check_rows_by_slot(run, operands.state)
 
 
 def test_operations_choose_it():
@@ -172,7 +166,7 @@ def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
-    """Proved, audited and in place on each device; the bits are those of one device, whatever other lanes hold."""
+    """Proved, audited and in place on each device, with the bits of one device."""
     operands = jax.tree.map(lambda x: x[:4], several(form))  # the second lane is idle, the fourth fresh
     state, _, rest = arguments(operands)
     lengths = jnp.array([3, 0, 3, 3], jnp.int32)
@@ -182,46 +176,21 @@ def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
         P("data"),
         {name: None if item is None else by_head for name, item in rest.items()} | {"fresh": P("data")},
     )
-    over = jax.shard_map(step, mesh=mesh(2, 2), in_specs=specs, out_specs=(by_head, rows))
 
-    def placed(*args: Any) -> Any:
-        return jax.tree.map(lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(mesh(2, 2), spec)), args, specs)
+    def poisoned(lane: int) -> tuple[Any, ...]:
+        poison = jax.tree.map(lambda x: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
+        return state.at[lane].set(jnp.nan), lengths, poison
 
-    compiled = compile_step(over, placed(state, lengths, rest), CONTRACT)
-    assert compiled.certificate.holds and compiled.certificate.copies == ()
-    assert "idle" in {statement.id for statement in compiled.certificate.proved}
-    (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
+    certificate = check_each_device(step, (state, lengths, rest), (specs, (by_head, rows)), CONTRACT, poisoned)
+    (assumed,) = [statement for statement in certificate.assumed if statement.id == "opaque-idle"]
     assert assumed.about.startswith(STEP)
-
-    def run(state: Any, rest: Any) -> tuple[np.ndarray, ...]:
-        args = placed(state, lengths, rest)
-        places = [shard.data.unsafe_buffer_pointer() for shard in args[0].addressable_shards]
-        output, updated = compiled(*args)
-        assert [shard.data.unsafe_buffer_pointer() for shard in updated.addressable_shards] == places
-        return np.asarray(output), np.asarray(updated)
-
-    expected = jax.jit(step)(state, lengths, rest)
-    for result, reference in zip(run(state, rest), expected, strict=True):
-        np.testing.assert_array_equal(result, reference)
-    for lane in range(4):
-        poisoned = jax.tree.map(lambda x, lane=lane: x if x.dtype == bool else x.at[lane].set(jnp.nan), rest)
-        neighbours = np.arange(4) != lane
-        for result, reference in zip(run(state.at[lane].set(jnp.nan), poisoned), expected, strict=True):
-            np.testing.assert_array_equal(result[neighbours], np.asarray(reference)[neighbours])
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_step_is_certified_and_in_place(form: str):
     for operands in (inputs(form, 8, 16), several(form, 8, 16)):
         args = arguments(operands)
-        compiled = compile_step(step, args, CONTRACT)
-        assert {"idle", "dimensions"} <= {statement.id for statement in compiled.certificate.proved}
-        (assumed,) = [statement for statement in compiled.certificate.assumed if statement.id == "opaque-idle"]
-        assert assumed.about.startswith(STEP)
-        state = jnp.array(operands.state)
-        where = state.unsafe_buffer_pointer()
-        output, updated = compiled(state, *args[1:])
-        assert updated.unsafe_buffer_pointer() == where
+        output, updated = check_in_place(step, args, CONTRACT, STEP)
         expected = kernel(replace(operands, valid=jnp.arange(operands.tokens)[None] < args[1][:, None]))
         np.testing.assert_array_equal(output, expected.output)
         np.testing.assert_array_equal(updated, expected.state)
@@ -229,12 +198,8 @@ def test_step_is_certified_and_in_place(form: str):
 
 def test_proof_believes_the_declaration_and_nothing_more():
     args = arguments(inputs("head", 8, 8))
-
-    def always_busy(state: Any, lengths: Any, rest: Any) -> Any:
-        return step(state, jnp.maximum(lengths, 1), rest)
-
-    def other_lanes(state: Any, lengths: Any, rest: Any) -> Any:
-        return step(state, lengths, jax.tree.map(lambda x: x[::-1], rest))
+    always_busy = lambda state, lengths, rest: step(state, jnp.maximum(lengths, 1), rest)
+    other_lanes = lambda state, lengths, rest: step(state, lengths, jax.tree.map(lambda x: x[::-1], rest))
 
     def turned(state: Any, lengths: Any, rest: Any) -> Any:
         output, updated = step(jnp.swapaxes(state, 2, 3), lengths, rest)
@@ -244,12 +209,7 @@ def test_proof_believes_the_declaration_and_nothing_more():
         output, updated = step(state, lengths, rest)
         return output + jnp.sum(state, axis=(1, 2, 3))[:, None, None, None], updated
 
-    prove_isolation(step, args, CONTRACT)
-    for wrong in (always_busy, other_lanes, turned, read_behind):
-        with pytest.raises(IsolationError):
-            prove_isolation(wrong, args, CONTRACT)
-    with pytest.raises(IsolationError, match=STEP):
-        prove_isolation(step, args, replace(CONTRACT, opaque={}))
+    check_declaration(step, args, CONTRACT, STEP, always_busy, other_lanes, turned, read_behind)
 
 
 def test_rows_by_slot_are_proved():
@@ -259,10 +219,7 @@ def test_rows_by_slot_are_proved():
     assert "idle" in {
         statement.id for statement in compile_step(step, (pool, *args, slots), contract).certificate.proved
     }
-
-    def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
-        return step(pool, lengths, rest, jnp.roll(slots, 1))
-
+    by_the_next_slot = lambda pool, lengths, rest, slots: step(pool, lengths, rest, jnp.roll(slots, 1))
     with pytest.raises(IsolationError):
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
 
@@ -273,7 +230,7 @@ def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
-    """Alone, in a batch, and beside lanes that hold what would show in any other."""
+    """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = several(form)
     output, state = kernel(operands)
     for lane, other in itertools.product(range(LANES), (jnp.nan, jnp.inf)):

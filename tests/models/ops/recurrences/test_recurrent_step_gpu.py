@@ -1,4 +1,4 @@
-"""The kernel for one token of a recurrence computes what the plain forms do, and keeps lanes apart."""
+"""The kernel for one recurrent token equals the plain forms and separates lanes."""
 
 from dataclasses import replace
 from functools import partial
@@ -119,7 +119,7 @@ def test_several_tokens_are_proved_from_the_inside(form: str):
 
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_values_are_scaled_and_added_inside(tokens: int):
-    """The time step and D of an SSD layer, with padding tokens and an idle lane; proved from the inside."""
+    """An SSD layer's time step and D, with padding and an idle lane."""
     operands = inputs("ssd in groups", 8, 4) if tokens == 1 else several("ssd in groups", tokens=tokens)
     rng = np.random.default_rng(tokens)
     scale = jnp.asarray(rng.uniform(0.1, 1, (LANES, tokens, HEADS)).astype(np.float32))

@@ -1,4 +1,4 @@
-"""The kernel for one token of a recurrence on TPUs computes what the plain forms do, and keeps lanes apart."""
+"""The TPU kernel for one recurrent token equals the plain forms and separates lanes."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,12 +18,12 @@ from models.ops.recurrences.ssd import ssd_step
 from models.sharding.devices import Devices
 
 SLOTS, NAMED = 9, (7, 0, 2, 8, 5)
-"""Rows of a pool, and those of the lanes; lane 1 is idle and has the null row."""
+"""Rows of a pool, and rows of the lanes; lane 1 is idle and has the null row."""
 
 
 @jax.jit
-def kernel(given: RecurrenceInputs) -> Any:
-    return recurrent_step_tpu(given, interpret=True)
+def kernel(recurrence_inputs: RecurrenceInputs) -> Any:
+    return recurrent_step_tpu(recurrence_inputs, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def kernel(given: RecurrenceInputs) -> Any:
     ],
 )  # fmt: skip
 def test_odd_sizes_and_several_blocks_of_heads(form: str, values: int, keys: int, heads: int):
-    given = inputs(form, values, keys, heads=heads)
-    check(form, given, kernel(given))
+    settings = inputs(form, values, keys, heads=heads)
+    check(form, settings, kernel(settings))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -45,34 +45,34 @@ def test_lanes_keep_their_bits(form: str):
 
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_rows_by_slot(form: str):
-    """The rows that slots name advance as those of lanes do; every other one keeps its bits, also one named before."""
-    given, slots = inputs(form, 8, 4), jnp.asarray(NAMED, jnp.int32)
-    pool = jnp.full((SLOTS, *given.state.shape[1:]), jnp.nan).at[slots].set(given.state)
-    output, state = kernel(given)
-    result, updated = kernel(replace(given, state=pool, slots=slots))
+    """Named rows advance as lanes do; all others, once named too, keep their bits."""
+    settings, slots = inputs(form, 8, 4), jnp.asarray(NAMED, jnp.int32)
+    pool = jnp.full((SLOTS, *settings.state.shape[1:]), jnp.nan).at[slots].set(settings.state)
+    output, state = kernel(settings)
+    result, updated = kernel(replace(settings, state=pool, slots=slots))
     np.testing.assert_array_equal(result, output)
     np.testing.assert_array_equal(updated, pool.at[slots].set(state))
     # other lanes take over the rows, one from the start
     turned = slots[jnp.array([3, 1, 0, 4, 2])]
-    repeat, rows = kernel(replace(given, state=updated, slots=turned))
-    expected, states = kernel(replace(given, state=updated[turned]))
+    repeat, rows = kernel(replace(settings, state=updated, slots=turned))
+    expected, states = kernel(replace(settings, state=updated[turned]))
     np.testing.assert_array_equal(repeat, expected)
     np.testing.assert_array_equal(rows, updated.at[turned].set(states))
     step = ssd_step if form.startswith("ssd") else delta_rule_step
-    plain = jax.jit(step)(replace(given, state=pool, slots=slots))
+    plain = jax.jit(step)(replace(settings, state=pool, slots=slots))
     np.testing.assert_allclose(plain.output, output, rtol=2e-5, atol=2e-6)
     np.testing.assert_allclose(plain.state, pool.at[slots].set(state), rtol=2e-5, atol=2e-6)
 
 
 def by_lane(form: str, heads: int = HEADS) -> tuple[Any, tuple[Any, ...]]:
     """A step of the kernel and its arguments: state, lengths, the rest."""
-    given = inputs(form, 8, 4, heads=heads)
+    settings = inputs(form, 8, 4, heads=heads)
 
     def step(state: Any, lengths: Any, rest: Any, slots: Any = None) -> Any:
         operands = RecurrenceInputs(**rest, state=state, valid=(lengths > 0)[:, None], slots=slots)
         return tuple(recurrent_step_tpu(operands, interpret=True))
 
-    return step, arguments(given)
+    return step, arguments(settings)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -88,22 +88,16 @@ def test_rows_by_slot_are_proved(form: str):
 
     proof = prove_isolation(step, (pool, *args, slots), contract)
     assert "idle" in {statement.id for statement in proof.proved}
-
-    def by_the_next_slot(pool: Any, lengths: Any, rest: Any, slots: Any) -> Any:
-        return step(pool, lengths, rest, jnp.roll(slots, 1))
-
+    by_the_next_slot = lambda pool, lengths, rest, slots: step(pool, lengths, rest, jnp.roll(slots, 1))
     with pytest.raises(IsolationError):
         prove_isolation(by_the_next_slot, (pool, *args, slots), contract)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_operations_choose_it(form: str):
-    given = inputs(form, 8, 128)
+    settings = inputs(form, 8, 128)
     step = ssd_step if form.startswith("ssd") else delta_rule_step
-
-    def kernels(**changes: Any) -> bool:
-        return KERNEL.name in str(jax.make_jaxpr(step)(replace(given, devices=Devices(**changes))))
-
+    kernels = lambda **changes: KERNEL.name in str(jax.make_jaxpr(step)(replace(settings, devices=Devices(**changes))))
     assert kernels(kernels="auto", platform="tpu") and kernels(kernels="interpret", platform="tpu")
     assert not kernels(kernels="off", platform="tpu") and not kernels(kernels="auto")
     assert not kernels(kernels="auto", platform="gpu") and not kernels(kernels="interpret")
@@ -124,6 +118,6 @@ def test_other_sizes_are_left_to_the_plain_form(sizes: tuple[int, int, int], tok
     heads, values, keys = sizes
     query, value = jnp.zeros((LANES, tokens, heads, keys)), jnp.zeros((LANES, tokens, heads, values))
     state, real = jnp.zeros((LANES, *sizes)), jnp.ones((LANES, tokens), bool)
-    given = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
-    assert KERNEL.unsupported(given), sizes
-    assert not KERNEL.chosen(Devices(platform="tpu", kernels="auto"), given)
+    recurrence_inputs = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
+    assert KERNEL.unsupported(recurrence_inputs), sizes
+    assert not KERNEL.chosen(Devices(platform="tpu", kernels="auto"), recurrence_inputs)

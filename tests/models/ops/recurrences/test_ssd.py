@@ -1,4 +1,4 @@
-"""The three forms of SSD (Mamba2) agree, whatever the lengths, and touch nothing that is not theirs."""
+"""Three forms of SSD (Mamba2) agree for all lengths and touch nothing else."""
 
 import re
 from functools import partial
@@ -20,7 +20,7 @@ HEADS, GROUPS, KEY, VALUE = 6, 2, 5, 7
 TOLERANCE = 2e-5
 
 chunked = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK))
-kept = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK, keep_state=True))
+compiled = jax.jit(on_arrays(ssd_chunked, chunk=CHUNK, keep_state=True))
 reference = jax.jit(on_arrays(ssd_reference))
 PLATFORMS = pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 
@@ -58,7 +58,7 @@ def float64(arrays: list[np.ndarray], state: np.ndarray, length: int, lane: int)
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("longest", [1, CHUNK, max(LENGTHS)])
-@pytest.mark.parametrize("form", [chunked, kept, reference], ids=["chunked", "kept", "reference"])
+@pytest.mark.parametrize("form", [chunked, compiled, reference], ids=["chunked", "kept", "reference"])
 def test_equals_the_equation_in_float64(form, longest: int) -> None:
     lengths = tuple(n for n in LENGTHS if n <= longest) + (0,)
     check_equation(form, float64, lengths, inputs(lengths, seed=longest), TOLERANCE)
@@ -104,7 +104,7 @@ def test_a_fresh_lane_starts_from_zero_whatever_its_state_holds(form, tokens: in
 
 
 def test_strong_decay_leaves_no_nan() -> None:
-    """A chunk whose decays add up to what float32 cannot invert."""
+    """A chunk's summed decays that float32 cannot invert."""
     arrays, state, valid = inputs((16,))
     arrays[3] = np.full_like(arrays[3], -60.0)
     want_out, want_state = float64(arrays, state, 16, 0)

@@ -24,7 +24,7 @@ def test_inverts_and_differentiates(size: int) -> None:
 
 @pytest.mark.parametrize("share", [0.999, 0.5])
 def test_equal_keys_lose_no_digits(share: float) -> None:
-    """The system of 64 equal keys with one write strength: a product of its powers loses all of them."""
+    """With 64 equal keys a product of the system's powers loses all digits."""
     system = np.tril(np.full((64, 64), share, np.float32), -1)
     right = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
     want = np.linalg.solve(np.eye(64) + system.astype(np.float64), right.astype(np.float64))

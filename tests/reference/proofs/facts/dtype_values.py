@@ -16,7 +16,7 @@ DTYPES = ["bool", *INTEGERS, *FLOATS]
 
 
 def every(dtype: str) -> np.ndarray:
-    """Each value of at most 16 bits; of more bits the greatest, the least and values near each power of two."""
+    """All values of at most 16 bits; otherwise extremes and powers of two."""
     bits = 1 if dtype == "bool" else (jnp.finfo if dtype in FLOATS else jnp.iinfo)(jnp.dtype(dtype)).bits
     if dtype in FLOATS and bits <= 16:
         return np.arange(1 << bits, dtype=np.uint8 if bits <= 8 else np.uint16).view(jnp.dtype(dtype))

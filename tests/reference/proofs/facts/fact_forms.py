@@ -45,14 +45,14 @@ V, M, SCALAR = (N,), (N, N), ()
 PLACES = ("int32", V), ("int32", SCALAR)
 
 
-def forms(dtype: str, others: tuple[str, ...]) -> Iterator[Form]:
+def forms(dtype: str, rest: tuple[str, ...]) -> Iterator[Form]:
     """Yield the forms that JAX traces.
 
     Args:
         dtype: of the operands.
         others: dtypes of the results of conversions.
     """
-    for form in (*_elementwise(dtype, others), *_moves(dtype), *_along_axes(dtype), *_indexed(dtype)):
+    for form in (*_elementwise(dtype, rest), *_moves(dtype), *_along_axes(dtype), *_indexed(dtype)):
         shapes = [jax.ShapeDtypeStruct(shape, jnp.dtype(kind)) for kind, shape in form.operands]
         try:
             names = {eqn.primitive.name for eqn in ir.trace(form.run, *shapes).jaxpr.eqns}
@@ -62,11 +62,11 @@ def forms(dtype: str, others: tuple[str, ...]) -> Iterator[Form]:
             yield form
 
 
-def _elementwise(dtype: str, others: tuple[str, ...]) -> Iterator[Form]:
+def _elementwise(dtype: str, rest: tuple[str, ...]) -> Iterator[Form]:
     alike = [(V,), (M,), (V, V), (M, M), (V, SCALAR), (SCALAR, V), ((N, 1), (1, N)), (V, V, V), (SCALAR, V, SCALAR)]
     for name, shapes in product(sorted({*ELEMENTWISE, *IDENTITIES} & {*PRIMITIVES}), alike):
         if name == "convert_element_type":
-            for other in others if len(shapes) == 1 else ():
+            for other in rest if len(shapes) == 1 else ():
                 run = partial(
                     lax.convert_element_type_p.bind, new_dtype=jnp.dtype(other), weak_type=False, sharding=None
                 )
@@ -81,28 +81,28 @@ def _elementwise(dtype: str, others: tuple[str, ...]) -> Iterator[Form]:
 
 def _moves(dtype: str) -> Iterator[Form]:
     for shape in SHAPES:
-        for after in (V, M, (N, 1), (1, N), (2, 2), (N, 2, 2), (N, N, 1), (N, 1, N), (16,), (8, 2), (1, N, N), ()):
-            yield Form("reshape", partial(jnp.reshape, shape=after), ((dtype, shape),))
-        for after, axes in ((V, ()), (M, ()), (M, (0,)), (M, (1,)), ((N, 3), (0,)), ((3, N), (1,)), ((2, N, N), (1, 2)),
+        for final in (V, M, (N, 1), (1, N), (2, 2), (N, 2, 2), (N, N, 1), (N, 1, N), (16,), (8, 2), (1, N, N), ()):
+            yield Form("reshape", partial(jnp.reshape, shape=final), ((dtype, shape),))
+        for final, axes in ((V, ()), (M, ()), (M, (0,)), (M, (1,)), ((N, 3), (0,)), ((3, N), (1,)), ((2, N, N), (1, 2)),
                             (M, (0, 1)), ((N, 1, N), (0, 2))):  # fmt: skip
-            yield Form("broadcast_in_dim", partial(lax.broadcast_in_dim, shape=after, broadcast_dimensions=axes),
+            yield Form("broadcast_in_dim", partial(lax.broadcast_in_dim, shape=final, broadcast_dimensions=axes),
                        ((dtype, shape),))  # fmt: skip
-    one = ((dtype, V),), ((dtype, M),)
-    yield Form("transpose", partial(jnp.transpose, axes=(1, 0)), one[1])
+    item = ((dtype, V),), ((dtype, M),)
+    yield Form("transpose", partial(jnp.transpose, axes=(1, 0)), item[1])
     yield Form("squeeze", partial(lax.squeeze, dimensions=(1,)), ((dtype, (N, 1)),))
     yield Form(
         "bitcast_convert_type",
         partial(lax.bitcast_convert_type, new_dtype=f"uint{8 * jnp.dtype(dtype).itemsize}"),
-        one[0],
+        item[0],
     )
-    yield Form("tile", partial(lax.tile, reps=(2,)), one[0]) if hasattr(lax, "tile") else Form("tile", jnp.tile, ())
-    for operands, rank in zip(one, (1, 2), strict=True):
+    yield Form("tile", partial(lax.tile, reps=(2,)), item[0]) if hasattr(lax, "tile") else Form("tile", jnp.tile, ())
+    for operands, rank in zip(item, (1, 2), strict=True):
         for axis in range(rank):
             yield Form("rev", partial(lax.rev, dimensions=(axis,)), operands)
             yield Form("split", partial(lax.split, sizes=(1, 3), axis=axis), operands)
             yield Form("concatenate", lambda x, y, axis=axis: lax.concatenate([x, y], axis), operands * 2)
-            for low, high, inside in ((0, 1, 0), (1, 0, 0), (-1, 0, 0), (0, -2, 0), (0, 0, 1), (1, -1, 0)):
-                config = [(low, high, inside) if k == axis else (0, 0, 0) for k in range(rank)]
+            for low, high, inner in ((0, 1, 0), (1, 0, 0), (-1, 0, 0), (0, -2, 0), (0, 0, 1), (1, -1, 0)):
+                config = [(low, high, inner) if k == axis else (0, 0, 0) for k in range(rank)]
                 yield Form("pad", partial(lax.pad, padding_config=config), (*operands, (dtype, SCALAR)))
             for start, stop, step in ((0, 2, 1), (1, 4, 1), (0, 4, 2), (3, 4, 1), (0, 1, 1)):
                 yield Form(
@@ -113,11 +113,11 @@ def _moves(dtype: str) -> Iterator[Form]:
     parts = ((dtype, (N, 1)),) * N
     yield Form("concatenate", lambda *parts: lax.concatenate(parts, 1), parts)
     yield Form("slice", lambda *parts: lax.concatenate(parts, 1)[:, 2:3], parts)
-    yield Form("scan", lambda x: lax.scan(lambda carry, row: (carry, row), 0, x)[1], one[1])
-    yield Form("scan", lambda x, y: lax.scan(lambda carry, row: (row, carry), x, y)[0], (*one[0], *one[1]))
-    yield Form("cond", lambda yes, x, y: lax.cond(yes, lambda: x, lambda: y), (("bool", SCALAR), *one[0] * 2))
-    yield Form("while", lambda x: lax.while_loop(lambda x: x[0] != x[0], lambda x: x[::-1], x), one[0])
-    yield Form("jit", jax.jit(lambda x: x), one[0])
+    yield Form("scan", lambda x: lax.scan(lambda carry, row: (carry, row), 0, x)[1], item[1])
+    yield Form("scan", lambda x, y: lax.scan(lambda carry, row: (row, carry), x, y)[0], (*item[0], *item[1]))
+    yield Form("cond", lambda yes, x, y: lax.cond(yes, lambda: x, lambda: y), (("bool", SCALAR), *item[0] * 2))
+    yield Form("while", lambda x: lax.while_loop(lambda x: x[0] != x[0], lambda x: x[::-1], x), item[0])
+    yield Form("jit", jax.jit(lambda x: x), item[0])
 
 
 def _along_axes(dtype: str) -> Iterator[Form]:

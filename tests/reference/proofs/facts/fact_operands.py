@@ -1,4 +1,4 @@
-"""Operands of which a fact of the proof holds, in every dtype and shape."""
+"""Operands with a true fact of the proof, in every dtype and shape."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -76,13 +76,13 @@ class Dtype:
         return np.where(self.rng.random(shape) < 0.5, small, self.rng.choice(numbers, shape))
 
     def operands(self, shape: tuple[int, ...]) -> list[Named]:
-        """Arrays without a fact, and arrays with a fact that holds, each with its name and abstract value."""
+        """Arrays with and without a fact, with names and abstract values."""
         if shape not in self._made:
             self._made[shape] = self._make(shape)
         return self._made[shape]
 
     def _make(self, shape: tuple[int, ...]) -> list[Named]:
-        made = list(self._plain(shape))
+        result = list(self._plain(shape))
         kinds = [self._masks(shape)]
         if not self.is_float:
             kinds += [self._conditions(shape)] if self.dtype == "bool" else []
@@ -93,8 +93,8 @@ class Dtype:
             for fact, owner, elements in kind:
                 array = self._fitting(elements, shape)
                 if array is not None:
-                    made.append((str(fact), Value(owner, fact=fact), array))
-        return [(label, self._bounded(value, array), array) for label, value, array in made]
+                    result.append((str(fact), Value(owner, fact=fact), array))
+        return [(label, self._bounded(value, array), array) for label, value, array in result]
 
     def _fitting(self, elements: Any, shape: tuple[int, ...]) -> np.ndarray | None:
         """The elements in this world's dtype; None if it lacks one of them."""
@@ -130,19 +130,19 @@ class Dtype:
 
     def _masks(self, shape: tuple[int, ...]) -> Elements:
         rows, columns = packed_tokens.tokens(0, LAYOUT), packed_tokens.tokens(1, LAYOUT)
-        apart = SEGMENTS[:, None] != SEGMENTS[None]
+        separate = SEGMENTS[:, None] != SEGMENTS[None]
         values = whole(self.values(shape))
         if shape == (N, N):
-            yield MaskedOut(rows, columns, zero=True), rows, np.where(apart, 0, values)
+            yield MaskedOut(rows, columns, zero=True), rows, np.where(separate, 0, values)
             if self.is_float:
-                yield MaskedOut(rows, columns, zero=False), rows, np.where(apart, -np.inf, values)
+                yield MaskedOut(rows, columns, zero=False), rows, np.where(separate, -np.inf, values)
             if self.dtype == "bool":
-                mask, later = values.astype(bool), np.triu(np.ones((N, N), bool), 1)
-                one_lane = ~apart & (SEGMENTS < N)[:, None]
+                mask, second = values.astype(bool), np.triu(np.ones((N, N), bool), 1)
+                one_lane = ~separate & (SEGMENTS < N)[:, None]
                 starts, stops = (np.searchsorted(SEGMENTS, SEGMENTS, side)[:, None] for side in ("left", "right"))
                 for when in (True, False):
                     yield SameLane(rows, columns, when=when), COMMON, (mask & one_lane) == when
-                    yield NotLater(0, 1, when), COMMON, (mask & ~later) == when
+                    yield NotLater(0, 1, when), COMMON, (mask & ~second) == when
                     yield LaneLimit(LAYOUT, 0, 1, "start", when), COMMON, (mask & (np.arange(N) >= starts)) == when
                     yield LaneLimit(LAYOUT, 0, 1, "stop", when), COMMON, (mask & (np.arange(N) < stops)) == when
         if self.is_float:
@@ -217,18 +217,18 @@ class Dtype:
             return
         entries = self.world.slots if shape == (N,) else np.broadcast_to(self.world.slots[:, None], shape)
         pages = self.world.table[:, 0] if shape == (N,) else self.world.table
-        others = {"past": self.world.rows, "below": -1, "null": 0, "lowest": -(1 << 30)}
+        fields = {"past": self.world.rows, "below": -1, "null": 0, "lowest": -(1 << 30)}
         yield SlotEntry(SLOTS, offset=DeviceOffset("data", 2)), LaneRows(0), entries - 2 * DEVICE
         for stride, kind in product((1, 3), ("", "past", "below", "null", "lowest")):
             spare = int(self.rng.integers(stride))
-            within = self.rng.integers(0, spare + 1, shape)
+            integers = self.rng.integers(0, spare + 1, shape)
             off = self.rng.random(shape) < 0.5
-            other = others.get(kind, 0) * (stride if kind == "past" else 1)
+            other = fields.get(kind, 0) * (stride if kind == "past" else 1)
             if kind != "lowest":
-                rows = np.where(off, other, entries * stride + within) if kind else entries * stride + within
+                rows = np.where(off, other, entries * stride + integers) if kind else entries * stride + integers
                 guard = Number(1010) if kind else None
                 alternatives = frozenset({kind} - {""})
                 yield SlotEntry(SLOTS, guard, None, alternatives, stride, spare), LaneRows(0), rows
             if kind != "null":
-                rows = np.where(off, other, pages * stride + within) if kind else pages * stride + within
+                rows = np.where(off, other, pages * stride + integers) if kind else pages * stride + integers
                 yield PageEntry(TABLE, stride, spare, frozenset({kind} - {""})), LaneRows(0), rows

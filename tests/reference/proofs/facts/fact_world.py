@@ -1,4 +1,4 @@
-"""Concrete meaning of the proof's facts: a check that an abstract value holds of an array.
+"""Concrete meaning of the proof's facts: check an abstract value against an array.
 
 A world has the inputs of a step with a slot map, a page table and packed tokens, and hidden arrays with value numbers.
 Lanes, tokens, and indices of sorted rows are all along axes of length 4.
@@ -40,6 +40,7 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     PlusConstant,
+    RealToken,
     RemainderOf,
     SameLane,
     SegmentIds,
@@ -153,8 +154,8 @@ class World:
                 exact = not compared or compared not in self.arrays or (true == (self._of(compared, shape) != 0)).all()
                 return bool(exact) and bool(((self._of(number, shape) == 0) == zero)[true].all())
             case PlusConstant(number, by):
-                before = self._of(number, shape)
-                return bool(((elements == before + by) | ((value.range is None) & (before >= 0))).all())
+                initial = self._of(number, shape)
+                return bool(((elements == initial + by) | ((value.range is None) & (initial >= 0))).all())
             case SignOf(number):
                 return bool((elements == np.sign(self._of(number, shape))).all())
             case RemainderOf(number):
@@ -186,6 +187,8 @@ class World:
                 number = token.number
                 lane = min(SEGMENTS[int(self.arrays[number])], N - (padding == "last")) if number in self.arrays else 0
                 return number not in self.arrays or bool((elements == lane).all())
+            case RealToken():
+                return bool((SEGMENTS[np.asarray(elements, int)] < N).all())
             case TokenOfLane():
                 return shape[0] == N and all(
                     (SEGMENTS[np.asarray(elements[lane], int)] == lane).all() for lane in (0, 1)
@@ -201,8 +204,8 @@ class World:
             case LaneLimit(_, rows, columns, side, when) if shape[rows] == shape[columns] == N:
                 pairs = np.moveaxis(elements == when, (rows, columns), (0, 1))
                 bounds = np.searchsorted(SEGMENTS, SEGMENTS, "left" if side == "start" else "right")[:, None]
-                outside = np.arange(N) < bounds if side == "start" else np.arange(N) >= bounds
-                return not (pairs.reshape(N, N, -1).any(-1) & outside & (SEGMENTS < N)[:, None]).any()
+                outer = np.arange(N) < bounds if side == "start" else np.arange(N) >= bounds
+                return not (pairs.reshape(N, N, -1).any(-1) & outer & (SEGMENTS < N)[:, None]).any()
             case SameLane(rows, columns) | MaskedOut(rows, columns, _):
                 return self._masked(fact, np.moveaxis(elements, (rows.axis, columns.axis), (0, 1)))
             case Finite(excluded):
@@ -221,23 +224,23 @@ class World:
         if isinstance(fact, SameLane):
             padding = (columns == N) & (rows < N) & (not fact.padding)
             return not (elements == fact.when)[((rows != columns) & (rows < N) & (columns < N)) | padding].any()
-        outside = elements[(rows != columns) & (rows < N)].astype(float)
-        return bool((np.isnan(outside) | (outside == (0 if fact.zero else -np.inf))).all())
+        array = elements[(rows != columns) & (rows < N)].astype(float)
+        return bool((np.isnan(array) | (array == (0 if fact.zero else -np.inf))).all())
 
     def _is_entry(self, fact: SlotEntry | PageEntry, elements: np.ndarray, lanes: np.ndarray) -> bool:
-        """True if elements [index, ...] are entries of these lanes, or rows that no lane owns."""
+        """True if elements [index, ...] belong to these lanes, or to no lane."""
         if isinstance(fact, SlotEntry):
             elements = elements + (fact.offset.rows * DEVICE if fact.offset is not None else 0)
             entries, low = self.slots[lanes, None, None], not fact.non_null or "null" in fact.alternatives
         else:
             entries, low = self.table[lanes, None], True
-        within = (elements >= 0) & (elements % fact.stride <= fact.spare)
-        own = within & (elements[..., None] // fact.stride == entries).any(-1) & (low | (elements >= fact.stride))
-        others = {
+        mask = (elements >= 0) & (elements % fact.stride <= fact.spare)
+        local = mask & (elements[..., None] // fact.stride == entries).any(-1) & (low | (elements >= fact.stride))
+        fields = {
             "past": elements >= self.rows * fact.stride, "below": elements < 0, "lowest": elements <= -(1 << 30),
-            "null": within & (elements < fact.stride), "last": elements == elements,
+            "null": mask & (elements < fact.stride), "last": elements == elements,
         }  # fmt: skip
-        return bool(np.any([own, *(others[kind] for kind in fact.alternatives)], axis=0).all())
+        return bool(np.any([local, *(fields[kind] for kind in fact.alternatives)], axis=0).all())
 
 
 def same(x: np.ndarray, y: np.ndarray) -> np.ndarray:

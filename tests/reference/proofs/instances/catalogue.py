@@ -29,13 +29,13 @@ def installed(name: str) -> bool:
 
 
 def instance(name: str, seed: int, count: int = 1, with_idle: bool = False) -> Program:
-    """A step with `count` instances of an operation; it gives back its lanes only, for what is seen is every variable.
+    """Return a step that returns its lanes, with `count` instances of an operation.
 
     Args:
         name: of the primitive.
         seed: of all choices.
         count: operations.
-        with_idle: whether lanes may be idle and operands what they keep.
+        with_idle: whether lanes may be idle and operands their kept rows.
 
     Raises:
         NoInstance: when it is traced, if no parameters fitted.
@@ -44,8 +44,8 @@ def instance(name: str, seed: int, count: int = 1, with_idle: bool = False) -> P
     theme = idle if with_idle else operands
     kinds = IdleOperands if with_idle else Operands
 
-    def step(*given: Array) -> Any:
-        drawn = kinds(np.random.default_rng((seed, *name.encode())), [jax.numpy.asarray(each) for each in given])
+    def step(*args: Array) -> Any:
+        drawn = kinds(np.random.default_rng((seed, *name.encode())), [jax.numpy.asarray(each) for each in args])
         for _ in range(count):
             for _ in range(ATTEMPTS):
                 with contextlib.suppress(*MISFITS):

@@ -1,4 +1,4 @@
-"""Instances of calls, branches and loops: bodies of a few operations on carries, constants and slices."""
+"""Instances of calls, branches and loops with small bodies."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def _call(function: Any) -> Builder:
 
     def build(operands: Operands) -> Array:
         return lax.map(
-            lambda pair: function(*pair), tuple(operands.alike(operands.layout(least=2), "float32", "float32"))
+            lambda pair: function(*pair), tuple(operands.alike(operands.layout(minimum=2), "float32", "float32"))
         )
 
     return build
@@ -62,13 +62,13 @@ def _mixing(operands: Operands, x: Array, y: Array) -> Array:
 
 def _cond(operands: Operands) -> list[Array]:
     (x, y), _ = _pair(operands)
-    which = operands.one_of(operands.ids[0], operands.ids[1] % 3, operands.own[operands.below(operands.lanes), 0])
+    choice = operands.one_of(operands.ids[0], operands.ids[1] % 3, operands.own[operands.below(operands.lanes), 0])
     if operands.chance(0.1):
-        which = operands.own[:, 0].sum()
+        choice = operands.own[:, 0].sum()
     if operands.chance(0.3):
-        return [lax.cond(which > 0, lambda x, y: _mixing(operands, x, y), lambda x, y: _mixing(operands, x, y), x, y)]
+        return [lax.cond(choice > 0, lambda x, y: _mixing(operands, x, y), lambda x, y: _mixing(operands, x, y), x, y)]
     branches = [lambda x, y: (_mixing(operands, x, y), _mixing(operands, y, x)) for _ in range(operands.below(4, 2))]
-    return list(lax.switch(which, branches, x, y))
+    return list(lax.switch(choice, branches, x, y))
 
 
 def _while(operands: Operands) -> list[Array]:
@@ -81,12 +81,12 @@ def _while(operands: Operands) -> list[Array]:
         i, x, y = state
         return i + 1, _mixing(operands, x, y), _mixing(operands, y, x)
 
-    # A count that is an operand of its own may be any number.
+    # A count that is a separate operand may be any number.
     return list(lax.while_loop(lambda state: state[0] < jnp.minimum(count, 3), body, (jnp.int32(0), x, y)))
 
 
 def _scan(operands: Operands) -> list[Array]:
-    """Over lanes or over another axis, either way round, with the number of the turn, carries and constants."""
+    """Scan lanes or another axis in either direction, with carries and constants."""
     layout = operands.layout(operands.below(4, 1), pool=False)
     if operands.chance(0.5):
         order = [layout.axis, *(axis for axis in range(len(layout.shape)) if axis != layout.axis)]
@@ -94,32 +94,29 @@ def _scan(operands: Operands) -> list[Array]:
     xs = operands.alike(layout, "float32", "float32")
     count = layout.shape[0]
     slices = Layout(layout.shape[1:], layout.axis - 1, layout.rows, layout.inner)
-    apart = bool(slices.shape) and layout.axis > 0
-    start = operands.array(slices) if apart and operands.chance(0.6) else jnp.zeros(slices.shape)
+    separate = bool(slices.shape) and layout.axis > 0
+    start = operands.array(slices) if separate and operands.chance(0.6) else jnp.zeros(slices.shape)
     table = operands.array(Layout((operands.lanes, 2), 0, operands.lanes), kind=operands.one_of("lanes", "shared"))
     turns = jnp.arange(count)
 
-    def body(carry: tuple[Array, Array], one: tuple[Array, ...]) -> tuple[Any, Any]:
-        (kept, rows), (i, x, y) = carry, one
-        new = _mixing(operands, kept, operands.one_of(x, y))
-        found = table[i, 0] if operands.chance(0.3) else jnp.float32(1.0)
+    def body(carry: tuple[Array, Array], item: tuple[Array, ...]) -> tuple[Any, Any]:
+        (saved, rows), (i, x, y) = carry, item
+        new = _mixing(operands, saved, operands.one_of(x, y))
+        result = table[i, 0] if operands.chance(0.3) else jnp.float32(1.0)
         if operands.chance(0.3):
             rows = rows.at[i].add(x.reshape(-1)[0])
         if operands.chance(0.3):
-            found = found + operands.pool[operands.slots[i % operands.lanes], 0]
-        return (new, rows), (_mixing(operands, x, kept), _mixing(operands, x, y) * found, i * 2)
+            result = result + operands.pool[operands.slots[i % operands.lanes], 0]
+        return (new, rows), (_mixing(operands, x, saved), _mixing(operands, x, y) * result, i * 2)
 
     carry, ys = lax.scan(body, (start, jnp.zeros(count)), (turns, *xs), reverse=operands.chance(0.4))
     return [*carry, *ys]
 
 
 def _rows_loop(operands: Operands) -> list[Array]:
-    """Over the rows of a pool view by view, or over layers of it, with writes by slot."""
+    """Loop over a pool's rows or layers, with writes by slot."""
     slots = operands.slots
-
-    def body(i: Array, pool: Array) -> Array:
-        return pool.at[slots[i]].set(operands.x[i] + pool[slots[i]])
-
+    body = lambda i, pool: pool.at[slots[i]].set(operands.x[i] + pool[slots[i]])
     return [lax.fori_loop(0, operands.lanes, body, operands.pool)]
 
 

@@ -1,4 +1,4 @@
-"""Instances of operations whose result at a place depends on their operands at the same place."""
+"""Instances of elementwise operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ KINDS = ("shared", "counting", "slots", "one")
 
 
 def _alike(operands: Operands, layout: Layout, dtype: str, count: int) -> list[Array]:
-    """Arrays of one shape, or of shapes that differ by axes of size one; integers may be counts or rows of a pool."""
+    """Arrays of one shape, or with unit axes; integers may be counts or rows."""
     arrays = operands.alike(layout, *[dtype] * count)
     for k, array in enumerate(arrays):
         if dtype != "bool" and np.issubdtype(np.dtype(dtype), np.integer) and operands.chance(0.25):
@@ -68,35 +68,35 @@ def _select(operands: Operands) -> Array:
     cases = operands.alike(layout, *[operands.one_of(*ANY)] * count)
     if operands.chance(0.2):
         cases = [cases[0]] * count
-    which = operands.alike(layout, "bool" if count == 2 else "int32")[0]
+    choice = operands.alike(layout, "bool" if count == 2 else "int32")[0]
     if operands.chance(0.2):
-        which = operands.alike(Layout(layout.shape, layout.axis, layout.rows, layout.inner), "float32")[0] > 0
+        choice = operands.alike(Layout(layout.shape, layout.axis, layout.rows, layout.inner), "float32")[0] > 0
     if operands.chance(0.2):
-        which = (operands.ids[operands.below(3)] > 1) if count == 2 else operands.ids[0]
-    return lax.select_n(which if count == 2 else lax.clamp(0, which.astype("int32"), 2), *cases)
+        choice = (operands.ids[operands.below(3)] > 1) if count == 2 else operands.ids[0]
+    return lax.select_n(choice if count == 2 else lax.clamp(0, choice.astype("int32"), 2), *cases)
 
 
 def _convert(operands: Operands) -> Array:
-    before, after = operands.one_of("float32", "bool", *INTEGERS), operands.one_of("float16", "float32", *BITS)
-    array = _alike(operands, operands.layout(), before, 1)[0]
-    new = lax.convert_element_type(array, after)
-    return lax.convert_element_type(new, before) if operands.chance(0.3) else new
+    initial, final = operands.one_of("float32", "bool", *INTEGERS), operands.one_of("float16", "float32", *BITS)
+    array = _alike(operands, operands.layout(), initial, 1)[0]
+    new = lax.convert_element_type(array, final)
+    return lax.convert_element_type(new, initial) if operands.chance(0.3) else new
 
 
 def _bitcast(operands: Operands) -> Array:
-    before, after = operands.one_of("float32", *INTEGERS), operands.one_of("float32", *INTEGERS)
-    ratio = np.dtype(after).itemsize // np.dtype(before).itemsize
+    initial, final = operands.one_of("float32", *INTEGERS), operands.one_of("float32", *INTEGERS)
+    ratio = np.dtype(final).itemsize // np.dtype(initial).itemsize
     if ratio < 2:
-        return lax.bitcast_convert_type(operands.alike(operands.layout(), before)[0], after)
+        return lax.bitcast_convert_type(operands.alike(operands.layout(), initial)[0], final)
     layout = operands.layout()
     if operands.chance(0.5) and layout.shape[-1] % ratio == 0:
         return lax.bitcast_convert_type(
-            operands.array(layout, before, operands.kind(layout)).reshape(layout.shape[:-1] + (-1, ratio)), after
+            operands.array(layout, initial, operands.kind(layout)).reshape(layout.shape[:-1] + (-1, ratio)), final
         )
     joined = Layout((*layout.shape, ratio), layout.axis, layout.rows, layout.inner)
     if layout.rows == ratio and operands.chance(0.5):
         joined = Layout((2, ratio), 1, ratio)
-    return lax.bitcast_convert_type(operands.array(joined, before, operands.kind(joined)), after)
+    return lax.bitcast_convert_type(operands.array(joined, initial, operands.kind(joined)), final)
 
 
 def _words(name: str, count: int) -> Builder:
@@ -112,8 +112,7 @@ def _complex(operands: Operands) -> Array:
 
 
 def _barrier(operands: Operands) -> list[Array]:
-    arrays = operands.alike(operands.layout(), "float32", "int32")
-    return list(jax.lax.optimization_barrier(tuple(arrays)))
+    return list(jax.lax.optimization_barrier(tuple(operands.alike(operands.layout(), "float32", "int32"))))
 
 
 def _named(operands: Operands) -> Array:

@@ -1,4 +1,4 @@
-"""Operands of which some are what idle lanes keep: rows of a pool, and choices by whether a lane has a length."""
+"""Operands with idle lanes' kept values: pool rows, and choices by length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +17,11 @@ CONTRACT = LaneContract(
 
 
 def draw(rng: np.random.Generator, lanes: int) -> tuple[Any, ...]:
-    """Arguments of a step of instances; at least one lane is idle and one is not."""
-    given = operands.draw(rng, lanes)
+    """Draw arguments with at least one idle and one active lane."""
+    settings = operands.draw(rng, lanes)
     lengths = rng.integers(0, 3, lanes)
     lengths[rng.permutation(lanes)[:2]] = 0, 1
-    return (*given, rng.normal(size=(lanes, LONG)).astype(np.float32), lengths.astype(np.int32))
+    return (*settings, rng.normal(size=(lanes, LONG)).astype(np.float32), lengths.astype(np.int32))
 
 
 class IdleOperands(Operands):
@@ -32,9 +32,9 @@ class IdleOperands(Operands):
         given: the arguments of the step.
     """
 
-    def __init__(self, rng: np.random.Generator, given: Sequence[Array]):
-        super().__init__(rng, given[:-2])
-        self.rows, self.lengths = given[-2:]
+    def __init__(self, rng: np.random.Generator, arrays: Sequence[Array]):
+        super().__init__(rng, arrays[:-2])
+        self.rows, self.lengths = arrays[-2:]
 
     def array(self, layout: Layout, dtype: str = "float32", kind: str = "lanes") -> Array:
         array = super().array(layout, dtype, kind)

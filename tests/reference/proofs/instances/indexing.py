@@ -1,4 +1,4 @@
-"""Instances of reads and writes at run-time indices: any dimension numbers, any mode, guarded and unguarded indices."""
+"""Instances of run-time reads and writes: dimension numbers, modes, guards."""
 
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ class Numbers(NamedTuple):
     Attributes:
         batching: those that run along with a dimension of the indices.
         indexed: those that have an index, in the order of the columns.
-        hidden: those of size one that the window array does not have.
+        hidden: dimensions of size one that the window array lacks.
         sizes: of the window.
         points: shape of the indices, without the columns.
         along: for each of `batching`, the dimension of `points`.
@@ -32,7 +32,7 @@ class Numbers(NamedTuple):
 
 
 def guarded(operands: Operands, index: Array, size: int) -> Array:
-    """An index as it is, or kept in bounds, or sent past the end, in one of the usual ways."""
+    """An index as drawn, in bounds, or sent past the end."""
     way = operands.below(8)
     if way == 0:
         return jnp.clip(index, 0, max(0, size - 1))
@@ -50,7 +50,7 @@ def guarded(operands: Operands, index: Array, size: int) -> Array:
 
 
 def column(operands: Operands, shape: tuple[int, ...], size: int) -> Array:
-    """The index along one dimension for every point, [*points]: counts, lanes' own, shared, rows, a permutation."""
+    """Indices along one dimension, [*points]: counts, own, shared, rows, a permutation."""
     if not shape:
         index = operands.one_of(
             operands.ids[operands.below(9)], operands.own[operands.below(operands.lanes), 0], operands.slots[0]
@@ -60,27 +60,27 @@ def column(operands: Operands, shape: tuple[int, ...], size: int) -> Array:
     axes = [axis for axis, length in enumerate(shape) if length % operands.lanes == 0 and length]
     way = operands.below(7)
     if way < 2:
-        found = lax.broadcasted_iota(dtype, shape, operands.one_of(*axes) if axes else operands.below(len(shape)))
-        return guarded(operands, found, size) if operands.chance(0.2) else found
+        result = lax.broadcasted_iota(dtype, shape, operands.one_of(*axes) if axes else operands.below(len(shape)))
+        return guarded(operands, result, size) if operands.chance(0.2) else result
     if way == 2 and axes:
         axis = operands.one_of(*axes)
         order = operands.order(shape[axis])
         order = order if operands.chance(0.6) else jnp.argsort(order)
         return lax.broadcast_in_dim(order, shape, (axis,))
     if way == 3 and axes and shape[axes[0]] == operands.lanes:
-        found = lax.broadcast_in_dim(operands.slots, shape, (axes[0],))
-        return found if operands.chance(0.7) else guarded(operands, found, ROWS)
+        result = lax.broadcast_in_dim(operands.slots, shape, (axes[0],))
+        return result if operands.chance(0.7) else guarded(operands, result, ROWS)
     if way < 6 and axes:
         axis = operands.one_of(*axes)
         layout = Layout(shape, axis, operands.lanes, shape[axis] // operands.lanes)
-        found = operands.array(layout, dtype, operands.one_of("lanes", "lanes", "ordered", "one", "mixed"))
+        result = operands.array(layout, dtype, operands.one_of("lanes", "lanes", "ordered", "one", "mixed"))
     else:
-        found = operands.array(Layout(shape, 0, operands.lanes), dtype, operands.one_of("shared", "one"))
-    return guarded(operands, found, size)
+        result = operands.array(Layout(shape, 0, operands.lanes), dtype, operands.one_of("shared", "one"))
+    return guarded(operands, result, size)
 
 
 def numbers(operands: Operands, shape: tuple[int, ...], lanes_axis: int) -> Numbers:
-    """Any dimension numbers for an operand; most often they leave the lanes whole, or pair or index them."""
+    """Draw dimension numbers; most keep, pair or index whole lanes."""
     role = {axis: operands.one_of("whole", "whole", "index", "index", "pair", "cut") for axis in range(len(shape))}
     role[lanes_axis] = operands.one_of("whole", "index", "pair", "index", "cut")
     batching = tuple(axis for axis in operands.some(len(shape), len(shape)) if role[axis] == "pair")
@@ -115,9 +115,9 @@ def indices(operands: Operands, n: Numbers, shape: tuple[int, ...]) -> Array:
     if not n.indexed:
         return jnp.zeros((*n.points, 0), jnp.int32)
     if operands.chance(0.15):
-        whole = (*n.points, len(n.indexed))
-        axes = [axis for axis, length in enumerate(whole) if length == operands.lanes]
-        layout = Layout(whole, operands.one_of(*axes or [0]), operands.lanes)
+        full = (*n.points, len(n.indexed))
+        axes = [axis for axis, length in enumerate(full) if length == operands.lanes]
+        layout = Layout(full, operands.one_of(*axes or [0]), operands.lanes)
         return operands.array(
             layout, "int32", "lanes" if axes and operands.chance(0.5) else operands.one_of("shared", "counting")
         )
@@ -133,11 +133,11 @@ def _operand(operands: Operands, dtype: str) -> tuple[Array, Layout]:
     return operands.array(layout, dtype, kind), layout
 
 
-def _restored(operands: Operands, found: Array, layout: Layout) -> list[Array]:
-    """Rows that were read or written; where rows may be out of order, also put back in order."""
+def _restored(operands: Operands, array: Array, layout: Layout) -> list[Array]:
+    """Read or written rows; reordered rows may be put back."""
     count = layout.rows * layout.inner
-    axes = [axis for axis, length in enumerate(found.shape) if length == count and count in operands.orders]
-    return [found, *(back(operands, found, Layout(found.shape, axis, layout.rows)) for axis in axes)]
+    axes = [axis for axis, length in enumerate(array.shape) if length == count and count in operands.orders]
+    return [array, *(back(operands, array, Layout(array.shape, axis, layout.rows)) for axis in axes)]
 
 
 def _gather(operands: Operands) -> list[Array]:
@@ -160,20 +160,20 @@ def _scatter(function: Any) -> Builder:
         dtype = operands.one_of("float32", "float32", "int32", "uint8")
         x, layout = _operand(operands, dtype)
         n = numbers(operands, x.shape, layout.axis)
-        kept = [size for axis, size in enumerate(n.sizes) if axis not in n.hidden and axis not in n.batching]
-        rank = len(kept) + len(n.points)
-        places = tuple(sorted(operands.some(len(kept), rank)))
-        rest, window = iter(n.points), iter(kept)
+        sizes = [size for axis, size in enumerate(n.sizes) if axis not in n.hidden and axis not in n.batching]
+        rank = len(sizes) + len(n.points)
+        places = tuple(sorted(operands.some(len(sizes), rank)))
+        rest, window = iter(n.points), iter(sizes)
         shape = tuple(next(window) if axis in places else next(rest) for axis in range(rank))
         dims = lax.ScatterDimensionNumbers(places, n.hidden, n.indexed, n.batching, n.along)
-        at = indices(operands, n, x.shape)
-        return _restored(operands, function(operands, x, at, _updates(operands, shape, dtype), dims), layout)
+        index = indices(operands, n, x.shape)
+        return _restored(operands, function(operands, x, index, _updates(operands, shape, dtype), dims), layout)
 
     return build
 
 
 def _updates(operands: Operands, shape: tuple[int, ...], dtype: str) -> Array:
-    """Values that are written: lanes along any axis that can hold them, in or out of order, shared, counts."""
+    """Written values: lanes along any fitting axis, shared values, or counts."""
     if not shape:
         return operands.array(
             Layout((1,), 0, operands.lanes), dtype, operands.one_of("shared", "one", "picked")
@@ -187,15 +187,15 @@ def _updates(operands: Operands, shape: tuple[int, ...], dtype: str) -> Array:
     return operands.array(layout, dtype, operands.one_of("lanes", "lanes", "ordered", "mixed"))
 
 
-def _set(operands: Operands, x: Array, at: Array, updates: Array, dims: Any) -> Array:
+def _set(operands: Operands, x: Array, array: Array, updates: Array, dims: Any) -> Array:
     mode = operands.one_of(*MODES)
     if operands.chance(0.15):
-        return lax.scatter_apply(x, at, lambda old: old * 2 + 1, dims, update_shape=updates.shape, mode=mode)
-    return lax.scatter(x, at, updates, dims, mode=mode)
+        return lax.scatter_apply(x, array, lambda old: old * 2 + 1, dims, update_shape=updates.shape, mode=mode)
+    return lax.scatter(x, array, updates, dims, mode=mode)
 
 
 def _combined(function: Any) -> Any:
-    return lambda operands, x, at, updates, dims: function(x, at, updates, dims, mode=operands.one_of(*MODES))
+    return lambda operands, x, index, updates, dims: function(x, index, updates, dims, mode=operands.one_of(*MODES))
 
 
 def _starts(operands: Operands, shape: tuple[int, ...]) -> list[Array]:

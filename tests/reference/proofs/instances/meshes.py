@@ -1,4 +1,4 @@
-"""Instances of programs over a mesh: a collective over any of its axes, lanes and other dimensions split over any."""
+"""Instances over a mesh: collectives over any axis, lanes split over any."""
 
 import contextlib
 import functools
@@ -36,8 +36,8 @@ def _all_gather(operands: Operands, over: Mesh, x: Array) -> Array:
 
 
 def _all_to_all(operands: Operands, over: Mesh, x: Array) -> Array:
-    name, here, there = operands.one_of(*over.axis_names), operands.below(x.ndim), operands.below(x.ndim)
-    return lax.all_to_all(x, name, here, there, tiled=operands.chance(0.7))
+    name, source, target = operands.one_of(*over.axis_names), operands.below(x.ndim), operands.below(x.ndim)
+    return lax.all_to_all(x, name, source, target, tiled=operands.chance(0.7))
 
 
 def _ppermute(operands: Operands, over: Mesh, x: Array) -> Array:
@@ -45,8 +45,7 @@ def _ppermute(operands: Operands, over: Mesh, x: Array) -> Array:
     name = operands.one_of(*over.axis_names)
     size = over.shape[name]
     count = operands.below(size + 1, 1)
-    pairs = zip(operands.some(count, size), operands.some(count, size), strict=True)
-    return lax.ppermute(x, name, list(pairs))
+    return lax.ppermute(x, name, list(zip(operands.some(count, size), operands.some(count, size), strict=True)))
 
 
 def _sent_and_back(operands: Operands, over: Mesh, x: Array) -> Array:
@@ -54,17 +53,10 @@ def _sent_and_back(operands: Operands, over: Mesh, x: Array) -> Array:
     name = operands.one_of(*over.axis_names)
     size, axis = over.shape[name], operands.below(x.ndim)
     to = operands.some(size, size)
-    back = list(enumerate(to)) if operands.chance(0.2) else [(there, here) for here, there in enumerate(to)]
-
-    def work(x: Array) -> Array:
-        return operands.one_of(lambda: x * 2, lambda: jnp.tanh(x), lambda: jnp.flip(x, operands.below(x.ndim)))()
-
-    def permuted() -> Array:
-        return lax.ppermute(work(lax.ppermute(x, name, list(enumerate(to)))), name, back)
-
-    def pieces() -> Array:
-        return lax.all_to_all(work(lax.all_to_all(x, name, axis, axis, tiled=True)), name, axis, axis, tiled=True)
-
+    result = list(enumerate(to)) if operands.chance(0.2) else [(target, source) for source, target in enumerate(to)]
+    work = lambda x: operands.one_of(lambda: x * 2, lambda: jnp.tanh(x), lambda: jnp.flip(x, operands.below(x.ndim)))()
+    permuted = lambda: lax.ppermute(work(lax.ppermute(x, name, list(enumerate(to)))), name, result)
+    pieces = lambda: lax.all_to_all(work(lax.all_to_all(x, name, axis, axis, tiled=True)), name, axis, axis, tiled=True)
     return operands.one_of(permuted, pieces)()
 
 
@@ -74,15 +66,15 @@ def _scattered(operands: Operands, over: Mesh, x: Array) -> Array:
 
 
 def _by_place(operands: Operands, over: Mesh, x: Array) -> Array:
-    """Work of a device by its place: adds to it, picks by it, chooses by it."""
-    at = lax.axis_index(operands.one_of(*over.axis_names))
+    """Device work by position: addition, indexing, or selection."""
+    index = lax.axis_index(operands.one_of(*over.axis_names))
     axis = operands.below(x.ndim)
     ways = (
-        lambda: x + at.astype(x.dtype),
-        lambda: lax.dynamic_index_in_dim(x, at, axis),
-        lambda: jnp.where(at == 0, x, jnp.flip(x, axis)),
-        lambda: lax.psum(lax.dynamic_index_in_dim(x, at, axis), operands.one_of(*over.axis_names)),
-        lambda: x.at[at % x.shape[0]].set(0),
+        lambda: x + index.astype(x.dtype),
+        lambda: lax.dynamic_index_in_dim(x, index, axis),
+        lambda: jnp.where(index == 0, x, jnp.flip(x, axis)),
+        lambda: lax.psum(lax.dynamic_index_in_dim(x, index, axis), operands.one_of(*over.axis_names)),
+        lambda: x.at[index % x.shape[0]].set(0),
     )
     return operands.one_of(*ways)()
 
@@ -102,27 +94,27 @@ COLLECTIVES: dict[str, Collective] = {
 
 
 def _spec(operands: Operands, layout: Layout, over: Mesh) -> list[Any]:
-    """Most often lanes over one axis of the mesh, or none, and another dimension over another."""
+    """Draw a spec: usually lanes over one axis and a dimension over another."""
     names = [over.axis_names[k] for k in operands.some(len(over.axis_names), len(over.axis_names))]
     spec: list[Any] = [None] * len(layout.shape)
     if operands.chance(0.65) and layout.rows != ROWS:
         spec[layout.axis] = names.pop()
         if names and operands.chance(0.15):
             spec[layout.axis] = (spec[layout.axis], names.pop())
-    others = [axis for axis in range(len(layout.shape)) if axis != layout.axis and layout.shape[axis] % 4 == 0]
-    if names and others and operands.chance(0.7):
-        spec[operands.one_of(*others)] = names.pop()
+    rest = [axis for axis in range(len(layout.shape)) if axis != layout.axis and layout.shape[axis] % 4 == 0]
+    if names and rest and operands.chance(0.7):
+        spec[operands.one_of(*rest)] = names.pop()
     return spec
 
 
-def _run(local: Callable[..., Any], over: Mesh, specs: Any, back: Any, check_vma: bool) -> Callable[..., list[Array]]:
-    """Run over a mesh. `check_vma` makes JAX follow the axes along which values differ, and refuse wrong out_specs."""
-    run = jax.shard_map(local, mesh=over, in_specs=specs, out_specs=back, check_vma=check_vma)
+def _run(local: Callable[..., Any], over: Mesh, specs: Any, result: Any, check_vma: bool) -> Callable[..., list[Array]]:
+    """Run over a mesh; `check_vma` makes JAX refuse wrong out_specs."""
+    run = jax.shard_map(local, mesh=over, in_specs=specs, out_specs=result, check_vma=check_vma)
     return lambda *args: list(run(*args))
 
 
 def _sharded(collective: Collective) -> Builder:
-    """Two arrays of one shape go in, split alike or not; out come the results of a collective and of what follows."""
+    """Two arrays of one shape enter; results of a collective and more leave."""
 
     def build(operands: Operands) -> list[Array]:
         over = mesh(operands.one_of(*SHAPES))
@@ -139,22 +131,22 @@ def _sharded(collective: Collective) -> Builder:
         other = spec if operands.chance(0.7) else _spec(operands, layout, over)
 
         def local(x: Array, y: Array, count: Array) -> tuple[Array, ...]:
-            found = collective(operands, over, x)
-            results = [found]
-            if found.shape == x.shape:
-                results.append(lax.select(count > 0, found, x))
-            if found.shape == y.shape:
-                results.append(operands.one_of(lambda: jnp.where(found > 0, found, y), lambda: found + y)())
+            output = collective(operands, over, x)
+            results = [output]
+            if output.shape == x.shape:
+                results.append(lax.select(count > 0, output, x))
+            if output.shape == y.shape:
+                results.append(operands.one_of(lambda: jnp.where(output > 0, output, y), lambda: output + y)())
             if operands.chance(0.3):
-                results.append(lax.slice_in_dim(found, 0, 1, axis=operands.below(found.ndim)))
+                results.append(lax.slice_in_dim(output, 0, 1, axis=operands.below(output.ndim)))
             return tuple(results)
 
-        back = P(*spec) if operands.chance(0.7) else P(*(_spec(operands, layout, over)))
+        result = P(*spec) if operands.chance(0.7) else P(*(_spec(operands, layout, over)))
         specs = P(*spec), P(*other), P(*spec)
         if operands.chance(0.5):
             with contextlib.suppress(ValueError):
-                return _run(local, over, specs, back, check_vma=True)(x, y, count)
-        return _run(local, over, specs, back, check_vma=False)(x, y, count)
+                return _run(local, over, specs, result, check_vma=True)(x, y, count)
+        return _run(local, over, specs, result, check_vma=False)(x, y, count)
 
     return build
 

@@ -12,30 +12,30 @@ COUNTS = ("lanes", "one", "shared", "counting", "slots", "ordered")
 
 
 def _array(operands: Operands, layout: Layout) -> Array:
-    """Any array of a layout; integers may be counts or rows of a pool, whose facts a move keeps or forgets."""
+    """Any array of a layout; integers may have facts that moves keep or lose."""
     dtype = operands.one_of(*DTYPES)
     integer = dtype in INTEGERS and layout.rows == operands.lanes
     return operands.array(layout, dtype, operands.one_of(*COUNTS) if integer else operands.kind(layout))
 
 
 def _reshape(operands: Operands) -> Array:
-    """Into the same number of elements in any other grouping: axes merged, split, with ones between them."""
+    """Reshape to any grouping of elements: merged, split and unit axes."""
     x = _array(operands, operands.layout())
-    primes, left = [], x.size
-    while left > 1:
-        factor = next(f for f in range(2, left + 1) if left % f == 0)
+    primes, rest = [], x.size
+    while rest > 1:
+        factor = next(f for f in range(2, rest + 1) if rest % f == 0)
         primes.append(factor)
-        left //= factor
+        rest //= factor
     shape = [1] * operands.below(5, 1)
     if operands.chance(0.6):  # merge or split in place
         shape = list(x.shape)
-        at = operands.below(len(shape))
+        index = operands.below(len(shape))
         if operands.chance(0.5) and len(shape) > 1:
-            at = min(at, len(shape) - 2)
-            shape[at : at + 2] = [shape[at] * shape[at + 1]]
+            index = min(index, len(shape) - 2)
+            shape[index : index + 2] = [shape[index] * shape[index + 1]]
         else:
-            part = next((f for f in operands.some(5, 5) if f > 1 and shape[at] % f == 0), 1)
-            shape[at : at + 1] = [shape[at] // part, part]
+            part = next((f for f in operands.some(5, 5) if f > 1 and shape[index] % f == 0), 1)
+            shape[index : index + 1] = [shape[index] // part, part]
         if operands.chance(0.3):
             shape.insert(operands.below(len(shape) + 1), 1)
     else:
@@ -61,9 +61,9 @@ def _broadcast(operands: Operands) -> Array:
     rank = x.ndim + operands.below(3)
     dims = sorted(operands.some(x.ndim, rank))
     shape = [operands.below(5, 1) for _ in range(rank)]
-    for at, size in zip(dims, x.shape, strict=True):
+    for index, size in zip(dims, x.shape, strict=True):
         if size != 1 or operands.chance(0.5):
-            shape[at] = size
+            shape[index] = size
     return lax.broadcast_in_dim(x, shape, dims)
 
 
@@ -93,12 +93,12 @@ def _pad(operands: Operands) -> Array:
 
 
 def _pieces(operands: Operands, joined: int, layout: Layout) -> list[Array]:
-    """Lanes one by one, in order or not, with shared parts between; or arrays beside each other."""
+    """Concatenate lanes in any order with shared parts, or arrays side by side."""
     if operands.chance(0.5) and layout.rows == operands.lanes:
         axis, width = joined, layout.inner
-        whole = operands.array(Layout(layout.shape, axis, layout.rows, width)) if axis == layout.axis else None
-        if whole is not None:
-            parts = [lax.slice_in_dim(whole, k * width, (k + 1) * width, axis=axis) for k in range(layout.rows)]
+        full = operands.array(Layout(layout.shape, axis, layout.rows, width)) if axis == layout.axis else None
+        if full is not None:
+            parts = [lax.slice_in_dim(full, k * width, (k + 1) * width, axis=axis) for k in range(layout.rows)]
             if operands.chance(0.3):
                 parts[operands.below(len(parts))] = jnp.zeros_like(parts[0])
             if operands.chance(0.3):
@@ -138,7 +138,7 @@ def _stack(operands: Operands) -> Array:
 
 
 def _iota(operands: Operands) -> Array:
-    """Counts that may not fit their dtype, as numbers to be divided, cut out and compared."""
+    """Counts that may overflow their dtype, to be divided, sliced and compared."""
     shape = [operands.below(5, 1) for _ in range(operands.below(4, 1))]
     if operands.chance(0.1):
         shape = [300]

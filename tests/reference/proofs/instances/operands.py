@@ -1,4 +1,4 @@
-"""Operands of every ownership for one operation: lanes along any axis, in or out of order, one lane, pools, shared."""
+"""Operands of every ownership: lanes along any axis and order, pools, shared."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ NARROW = ("lanes", "lanes", "lanes", "ordered", "one", "picked")
 
 @dataclass(frozen=True)
 class Layout:
-    """A shape, and where lanes (or rows of the pool) lie in it.
+    """A shape, and the axis of lanes (or rows of the pool) in it.
 
     Attributes:
         axis: of length rows * inner.
@@ -58,9 +58,9 @@ class Operands:
         given: the arguments of the step.
     """
 
-    def __init__(self, rng: np.random.Generator, given: Sequence[Array]):
+    def __init__(self, rng: np.random.Generator, arrays: Sequence[Array]):
         self.rng = rng
-        self.w, self.ids, self.x, self.own, self.words, self.pool, self.slots = given
+        self.w, self.ids, self.x, self.own, self.words, self.pool, self.slots = arrays
         self.lanes = int(self.x.shape[0])
         self.orders: dict[int, Array] = {}
 
@@ -78,9 +78,9 @@ class Operands:
         """Distinct numbers below `end`, in any order."""
         return tuple(map(int, self.rng.permutation(end)[:count]))
 
-    def layout(self, rank: int | None = None, least: int = 1, pool: bool | None = None, inner: int = 0) -> Layout:
+    def layout(self, rank: int | None = None, minimum: int = 1, pool: bool | None = None, inner: int = 0) -> Layout:
         """Any shape of a rank, lanes along any axis of it."""
-        rank = self.below(4, least) if rank is None else rank
+        rank = self.below(4, minimum) if rank is None else rank
         pool = self.chance(0.12) if pool is None else pool
         inner = inner or (1 if pool else self.one_of(1, 1, 2))
         rows, axis = ROWS if pool else self.lanes, self.below(rank)
@@ -93,7 +93,7 @@ class Operands:
         return "pool" if layout.rows == ROWS else self.one_of(*NARROW)
 
     def alike(self, layout: Layout, *dtypes: str) -> list[Array]:
-        """Arrays of one shape: most often of the same owners, some of them shared; otherwise of any."""
+        """Arrays of one shape, usually of equal owners, some shared."""
         kind = self.kind(layout)
         if self.chance(0.2):
             kinds = [self.one_of(self.kind(layout), "shared", "mixed", kind) for _ in dtypes]
@@ -111,8 +111,8 @@ class Operands:
         """An array of this layout.
 
         Args:
-            layout: its shape, and where lanes lie in it; for a kind without lanes, its shape.
-            dtype: integers may be known to lie within bounds.
+            layout: its shape, and the axis of lanes in it; for a kind without lanes, its shape.
+            dtype: integers may have known bounds.
             kind: "lanes"; "ordered", in an order that depends on all lanes; "one", of one lane; "picked", of the lane
                 that a shared index picks; "pool"; "mixed"; "shared"; "counting"; "slots".
         """
@@ -131,8 +131,7 @@ class Operands:
                 "one": lambda *arrays: arrays[1][lane],
                 "picked": lambda *arrays: lax.dynamic_index_in_dim(arrays[1], index, 0, keepdims=False),
             }[kind]
-            flat = self._source(dtype, take)
-            return self._typed(flat[: math.prod(shape)].reshape(shape), dtype)
+            return self._typed(self._source(dtype, take)[: math.prod(shape)].reshape(shape), dtype)
         source = self._source(dtype, lambda *arrays: arrays[2 if layout.rows == ROWS else 1])
         start = self.below(LONG - each + 1)
         rows = source[:, start : start + each].reshape(layout.rows * layout.inner, *rest)

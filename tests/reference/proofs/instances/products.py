@@ -9,7 +9,7 @@ from jax import Array, lax
 
 
 def _dot(operands: Operands) -> Array:
-    """Any placement of batch and contracted dimensions, lanes in any of them, of either operand or of both."""
+    """Any batch and contracted dimensions, with lanes in any of them."""
     batch, summed = operands.below(3), operands.below(3)
     sizes = [operands.lanes if operands.chance(0.4) else operands.below(4, 1) for _ in range(batch + summed)]
     sides, numbers = [], []
@@ -23,8 +23,8 @@ def _dot(operands: Operands) -> Array:
         numbers.append((tuple(places[batch:]), tuple(places[:batch])))
         lanes = [axis for axis, size in enumerate(shape) if size == operands.lanes]
         if lanes and operands.chance(0.75):
-            apart = [axis for axis in lanes if axis not in numbers[-1][0]]
-            axis = operands.one_of(*(apart or lanes)) if operands.chance(0.8) else operands.one_of(*lanes)
+            separate = [axis for axis in lanes if axis not in numbers[-1][0]]
+            axis = operands.one_of(*(separate or lanes)) if operands.chance(0.8) else operands.one_of(*lanes)
             layout = Layout(shape, axis, operands.lanes)
             sides.append(operands.array(layout, dtype, operands.one_of("lanes", "lanes", "ordered", "one", "mixed")))
         else:
@@ -36,7 +36,7 @@ def _dot(operands: Operands) -> Array:
 
 
 def _ragged(operands: Operands) -> Array:
-    """Rows of lanes, in order or sorted by keys, with sizes that are shared, a lane's, or counts of those keys."""
+    """Rows of lanes, sorted or not, with shared, own or counted sizes."""
     inner, width, groups = operands.one_of(1, 2), operands.below(4, 1), operands.below(4, 1)
     count = operands.lanes * inner
     layout = Layout((count, width), 0, operands.lanes, inner)
@@ -157,15 +157,15 @@ def _fft(operands: Operands) -> Array:
 def _triangular(operands: Operands) -> Array:
     a, layout, kind = _square(operands)
     like = Layout(a.shape[:-2], layout.axis, layout.rows) if a.ndim > 2 else None
-    left, n, k = operands.chance(0.5), a.shape[-1], operands.below(4, 1)
-    tail = (n, k) if left else (k, n)
+    rest, n, k = operands.chance(0.5), a.shape[-1], operands.below(4, 1)
+    tail = (n, k) if rest else (k, n)
     b = (
         _matrices(operands, *tail, like, operands.one_of(kind, "shared"))
         if like
         else operands.array(Layout(tail, operands.below(2), operands.lanes), kind="one")
     )
     return lax.linalg.triangular_solve(
-        a, b, left_side=left, lower=operands.chance(0.5), transpose_a=operands.chance(0.3)
+        a, b, left_side=rest, lower=operands.chance(0.5), transpose_a=operands.chance(0.3)
     )
 
 

@@ -12,7 +12,7 @@ WORDS = {"threefry2x32": 2, "rbg": 4}
 
 
 def _keys(operands: Operands, rank: int | None = None) -> tuple[Array, Layout]:
-    """Keys of any shape made of words of their lanes; at times the words of one key are those of several lanes."""
+    """Keys of any shape from lanes' words, sometimes of several lanes."""
     impl = operands.one_of(*WORDS)
     layout = operands.layout(operands.below(3, 1) if rank is None else rank, pool=False)
     words = Layout((*layout.shape, WORDS[impl]), layout.axis, layout.rows, layout.inner)
@@ -54,19 +54,18 @@ def _fold_in(operands: Operands) -> Array:
 
 
 def _gamma(operands: Operands) -> Array:
-    """Gamma samples of a key for each place or one for all; rows that were out of order are put back."""
+    """Gamma samples of one or many keys; reordered rows are put back."""
     if operands.chance(0.4):
         keys, layout = _keys(operands)
     else:
         keys, layout = _one(operands), operands.layout(pool=False)
     shape = operands.array(layout, "float32", operands.one_of("shared", *["ordered"] * 2, operands.kind(layout)))
-    found = PRIMITIVES["random_gamma"].bind(keys, jnp.abs(shape) + 1, log_space=False)
-    return back(operands, found, layout)
+    return back(operands, PRIMITIVES["random_gamma"].bind(keys, jnp.abs(shape) + 1, log_space=False), layout)
 
 
-def back(operands: Operands, found: Array, layout: Layout) -> Array:
+def back(operands: Operands, array: Array, layout: Layout) -> Array:
     """Rows of a layout out of the order that depends on all lanes."""
-    return jnp.take(found, jnp.argsort(operands.order(found.shape[layout.axis])), axis=layout.axis, mode="clip")
+    return jnp.take(array, jnp.argsort(operands.order(array.shape[layout.axis])), axis=layout.axis, mode="clip")
 
 
 def _generator(operands: Operands) -> Any:

@@ -9,14 +9,14 @@ from jax import Array, lax
 
 
 def _apart(operands: Operands, layout: Layout) -> int:
-    """An axis, most often not that of lanes."""
-    others = [axis for axis in range(len(layout.shape)) if axis != layout.axis]
-    return operands.one_of(*others) if others and operands.chance(0.75) else operands.below(len(layout.shape))
+    """An axis, usually without lanes."""
+    rest = [axis for axis in range(len(layout.shape)) if axis != layout.axis]
+    return operands.one_of(*rest) if rest and operands.chance(0.75) else operands.below(len(layout.shape))
 
 
 def _axes(operands: Operands, layout: Layout) -> tuple[int, ...]:
-    one = _apart(operands, layout)
-    return tuple({one, _apart(operands, layout)}) if operands.chance(0.3) else (one,)
+    item = _apart(operands, layout)
+    return tuple({item, _apart(operands, layout)}) if operands.chance(0.3) else (item,)
 
 
 def _reduced(function: Callable[..., Array], dtypes: tuple[str, ...]) -> Builder:
@@ -38,14 +38,11 @@ def _found(function: Callable[..., Array]) -> Builder:
 
 
 def _general(operands: Operands) -> list[Array]:
-    """A reduction by a function of its own, of two arrays at once."""
-    layout = operands.layout(least=2)
+    """A reduction of two arrays at once by its own function."""
+    layout = operands.layout(minimum=2)
     arrays = operands.alike(layout, "float32", "float32")
     start = operands.x[operands.below(operands.lanes), 0] if operands.chance(0.2) else jnp.float32(1.0)
-
-    def body(one: tuple[Array, ...], other: tuple[Array, ...]) -> tuple[Array, ...]:
-        return one[0] + 2 * other[0], one[1] * other[1] - one[0]
-
+    body = lambda item, other: (item[0] + 2 * other[0], item[1] * other[1] - item[0])
     return list(lax.reduce(tuple(arrays), (start, jnp.float32(0.0)), body, _axes(operands, layout)))
 
 
@@ -85,13 +82,10 @@ def _windows(name: str, dtypes: tuple[str, ...]) -> Builder:
 
 
 def _general_window(operands: Operands) -> list[Array]:
-    layout = operands.layout(least=2)
+    layout = operands.layout(minimum=2)
     arrays = operands.alike(layout, "float32", "float32")
     start = operands.x[operands.below(operands.lanes), 0] if operands.chance(0.2) else jnp.float32(1.0)
-
-    def body(one: tuple[Array, ...], other: tuple[Array, ...]) -> tuple[Array, ...]:
-        return one[0] + 2 * other[0], one[1] * other[1] - one[0]
-
+    body = lambda item, other: (item[0] + 2 * other[0], item[1] * other[1] - item[0])
     return list(lax.reduce_window(tuple(arrays), (start, jnp.float32(0.0)), body, **_window(operands, layout)))
 
 
@@ -123,11 +117,11 @@ def _sort(operands: Operands) -> list[Array]:
         arrays.append(operands.array(layout, "int32", "counting"))
     axis = _apart(operands, layout)
     keys = operands.below(len(arrays)) + 1 if operands.chance(0.3) else 1
-    found = list(lax.sort(tuple(arrays), dimension=axis, num_keys=keys, is_stable=operands.chance(0.7)))
+    result = list(lax.sort(tuple(arrays), dimension=axis, num_keys=keys, is_stable=operands.chance(0.7)))
     if len(layout.shape) == 1 and operands.chance(0.5):  # and its inverse, and what was sorted put back
         order = jnp.argsort(arrays[0])
-        found += [jnp.argsort(order), arrays[0][order][jnp.argsort(order)]]
-    return found
+        result += [jnp.argsort(order), arrays[0][order][jnp.argsort(order)]]
+    return result
 
 
 def _top(operands: Operands) -> list[Array]:

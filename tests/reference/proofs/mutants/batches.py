@@ -1,4 +1,4 @@
-"""Faults in steps with snapshots, slots within a device, flat pools, idle lanes by a mask or count, arrays left out."""
+"""Faults with snapshots, device slots, flat pools, masked lanes, or omitted arrays."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ STEP = Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.COLLECTIVE, Kind.BOUNDS
 
 def _flat(places: Any) -> Any:
     def step(x, pool, slots):
-        flat, at = pool.reshape(SLOTS * VALUE), places(slots)
-        new = advance(flat[at], x)
-        return new, flat.at[at].set(new).reshape(SLOTS, VALUE)
+        flat, index = pool.reshape(SLOTS * VALUE), places(slots)
+        new = advance(flat[index], x)
+        return new, flat.at[index].set(new).reshape(SLOTS, VALUE)
 
     return step
 
@@ -26,9 +26,9 @@ def _places(slots, by=VALUE, first=0):
 
 def _tracked(snapshot: Any) -> Any:
     def step(x, pool, slots, tracked):
-        before = pool[slots]
-        new = advance(before, x)
-        return new, snapshot(pool.at[slots].set(new), tracked, before)
+        initial = pool[slots]
+        new = advance(initial, x)
+        return new, snapshot(pool.at[slots].set(new), tracked, initial)
 
     return step
 
@@ -37,8 +37,8 @@ def _restored(rows: Any) -> Any:
     """Snapshots are written, and read after that."""
 
     def step(x, pool, slots, saved):
-        before = pool[slots]
-        pool = pool.at[saved].set(before)
+        initial = pool[slots]
+        pool = pool.at[saved].set(initial)
         snapshot = pool.at[rows(saved)].get(mode="fill", fill_value=0.0)
         new = advance(snapshot, x)
         return new, pool.at[slots].set(new)
@@ -47,26 +47,24 @@ def _restored(rows: Any) -> Any:
 
 
 def _kept(alive: Any) -> Any:
-    def step(x, pool, slots, told):
-        before = pool[slots]
-        new = jnp.where(alive(told), advance(before, x), before)
+    def step(x, pool, slots, records):
+        initial = pool[slots]
+        new = jnp.where(alive(records), advance(initial, x), initial)
         return new, pool.at[slots].set(new)
 
     return step
 
 
-def _left_out(out: Any, more: Any) -> Any:
+def _left_out(out: Any, options: Any) -> Any:
     def step(x, pool, slots, times):
         new = advance(pool[slots], x)
-        return out(new, times), pool.at[slots].set(new), more(x, times)
+        return out(new, times), pool.at[slots].set(new), options(x, times)
 
     return step
 
 
 def _by(rows: Any) -> Any:
-    def local(x, pool, slots):
-        return rank_rows(x, pool, rows(slots, pool))
-
+    local = lambda x, pool, slots: rank_rows(x, pool, rows(slots, pool))
     return over_ranks(local)
 
 
@@ -77,8 +75,7 @@ def _summed(x, pool, slots):
 
 def _swapped(x, pool, slots):
     new, _ = rank_rows(x, pool, slots)
-    there = lax.ppermute(new, "data", [(0, 1), (1, 0)])
-    return new, pool.at[slots].set(there)
+    return new, pool.at[slots].set(lax.ppermute(new, "data", [(0, 1), (1, 0)]))
 
 
 def _one(base: str, id: str, description: str, step: Any, *kinds: Kind, fault: bool = False) -> Mutant:
@@ -86,14 +83,14 @@ def _one(base: str, id: str, description: str, step: Any, *kinds: Kind, fault: b
 
 
 def _switched_off(row: int) -> Any:
-    """Lanes whose first number is negative are sent to an element of the flat pool from which offsets are counted."""
+    """Lanes with a negative first number use the flat pool's base element."""
 
     def step(x, pool, slots):
         flat = pool.reshape(SLOTS * VALUE)
         first = jnp.where(x[:, 0] > 0, slots * VALUE, row)
-        at = first[:, None] + jnp.arange(VALUE, dtype=jnp.int32)[None]
-        new = flat.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False) + x
-        return new, flat.at[at].set(new, mode="drop", wrap_negative_indices=False).reshape(SLOTS, VALUE)
+        index = first[:, None] + jnp.arange(VALUE, dtype=jnp.int32)[None]
+        new = flat.at[index].get(mode="fill", fill_value=0, wrap_negative_indices=False) + x
+        return new, flat.at[index].set(new, mode="drop", wrap_negative_indices=False).reshape(SLOTS, VALUE)
 
     return step
 
@@ -104,11 +101,11 @@ NUMBERS = jnp.arange(LANES, dtype=jnp.int32)
 
 MUTANTS = (
     _one(SNAPSHOT, "snapshot-of-neighbour", "a lane's snapshot is another lane's state",
-         _tracked(lambda pool, at, rows: pool.at[at].set(jnp.roll(rows, 1, 0))), *ROW),
+         _tracked(lambda pool, index, rows: pool.at[index].set(jnp.roll(rows, 1, 0))), *ROW),
     _one(SNAPSHOT, "snapshot-next-row", "a snapshot is written to the row after its own",
-         _tracked(lambda pool, at, rows: pool.at[at + 1].set(rows)), *ROW),
+         _tracked(lambda pool, index, rows: pool.at[index + 1].set(rows)), *ROW),
     _one(SNAPSHOT, "snapshot-rows-reversed", "snapshots are written in the reverse order of lanes",
-         _tracked(lambda pool, at, rows: pool.at[at[::-1]].set(rows)), *ROW),
+         _tracked(lambda pool, index, rows: pool.at[index[::-1]].set(rows)), *ROW),
     _one(RESTORED, "restored-null-row", "lanes without a snapshot read the null row, which others have written",
          _restored(lambda saved: saved), *ROW),
     _one(RESTORED, "restored-guard-open", "the guard of lanes without a snapshot lets the null row through",

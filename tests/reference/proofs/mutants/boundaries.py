@@ -1,4 +1,4 @@
-"""Mutants at the edges of what the proof can see: calls, callbacks, references, meshes."""
+"""Mutants at the proof's limits: calls, callbacks, references, meshes."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def _double_rule(size: int, batched: Any, x: Any) -> Any:
 
 
 def vmap_rule(pool, slots, x, w):
-    """The rule for `vmap` is not what the function does."""
+    """The `vmap` rule differs from the function."""
     y, pool = rows.plain_step(pool, slots, x, w)
     return jax.vmap(double)(y), pool
 
@@ -132,7 +132,7 @@ def same_result_claimed(w, state, x, lengths):
 
 
 def rows_of_one_device(w, state, slots, x):
-    """Global row numbers on a pool that is split over devices: each clamps to its own rows."""
+    """Global row numbers on a split pool clamp to each device's rows."""
     state = jnp.concatenate([state, state[:1]])
     split = P("model")
     run = jax.shard_map(
@@ -149,23 +149,16 @@ def rows_of_one_device(w, state, slots, x):
     return out + y, new
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **more: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **more)
+def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
+    return wrong(PLAIN, id, source, description, step, *kinds, **options)
 
 
-def _sharded(id: str, source: str, description: str, local: Any, **more: Any) -> Any:
-    return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **more)
+def _sharded(id: str, source: str, description: str, local: Any, **options: Any) -> Any:
+    return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **options)
 
 
 MUTANTS = (
-    _plain(
-        "foreign-call",
-        "JAX",
-        "an FFI call without a contract",
-        foreign_call,
-        *CLOSED,
-        evidence=TRACED,
-    ),
+    _plain("foreign-call", "JAX", "an FFI call without a contract", foreign_call, *CLOSED, evidence=TRACED),
     _plain(
         "foreign-call-on-the-pool",
         "Atlas#6",
@@ -177,30 +170,15 @@ MUTANTS = (
     _plain("callback", "JAX", "a callback reverses the lanes", callback, *CLOSED),
     _plain("vmap-rule", "JAX", "a custom rule for vmap reverses the lanes", vmap_rule, Kind.CROSS_LANE),
     _plain(
-        "kernel-scratch",
-        "JAX",
-        "a kernel's scratch persists over a grid of lanes",
-        kernel_scratch,
-        Kind.UNINITIALIZED,
+        "kernel-scratch", "JAX", "a kernel's scratch persists over a grid of lanes", kernel_scratch, Kind.UNINITIALIZED
     ),
     _plain(
-        "reference",
-        "JAX",
-        "a mutable array is written past the row",
-        reference,
-        *CLOSED,
-        Kind.BOUNDS,
-        Kind.WRONG_ROW,
+        "reference", "JAX", "a mutable array is written past the row", reference, *CLOSED, Kind.BOUNDS, Kind.WRONG_ROW
     ),
     _sharded("sum-over-data", "JAX", "a mean over the axis of lanes", sum_over_data),
     _sharded("lanes-passed-on", "JAX", "outputs are passed to the other device's lanes", lanes_passed_on),
     _sharded("rows-passed-on", "JAX", "rows are passed to the other device's lanes", rows_passed_on),
-    _sharded(
-        "first-device-for-all",
-        "JAX",
-        "gathered over lanes, and the first device's kept",
-        first_device_for_all,
-    ),
+    _sharded("first-device-for-all", "JAX", "gathered over lanes, and the first device's kept", first_device_for_all),
     _sharded("exchanged", "JAX", "an all-to-all over lanes without its inverse", exchanged),
     _sharded("maximum-over-everything", "JAX", "a scale over lanes and heads", maximum_over_everything),
     wrong(

@@ -1,4 +1,4 @@
-"""Faults of XLA, or of its caller, in a correct step: copies, overlaps, in-place reads, collectives."""
+"""Faults of XLA or its caller in a right step: copies, overlaps, collectives."""
 
 import dataclasses
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def require(step: Step) -> Callable[[], Any]:
 
 
 def shifted_in_place(conv: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The shift of a convolution's inputs spelled so that XLA 0.10 to 0.12 read what they have overwritten."""
+    """A shift of convolution inputs that XLA 0.10 to 0.12 read after overwriting."""
     base = conv * 1.5
     return conv.at[:, 0].set(new), base.at[:, 1:].set(base[:, :-1]).reshape((1, *conv.shape))
 
@@ -59,13 +59,13 @@ def shift() -> None:
     Step(shifted_in_place, contract, args, donate=()).audit().require()
 
 
-def _moved(executable: Executable, at: tuple[int, Index], place: Slice) -> Executable:
-    buffers = Buffers(executable.buffers.allocations, dict(executable.buffers.slices) | {at: place})
+def _moved(executable: Executable, indexes: tuple[int, Index], place: Slice) -> Executable:
+    buffers = Buffers(executable.buffers.allocations, dict(executable.buffers.slices) | {indexes: place})
     return dataclasses.replace(executable, buffers=buffers)
 
 
 def partial_overlap() -> None:
-    """Two values whose lives only touch are placed on bytes that overlap in part."""
+    """Two values with touching lives overlap in part."""
     step = Step(gather_compute_scatter, ONE, ARGS)
     executable = step.executable()
     live = live_values(executable)
@@ -81,16 +81,16 @@ def partial_overlap() -> None:
 
 
 def two_offsets() -> None:
-    """One storage under two names gets two offsets: the pool that a loop hands to its next turn is elsewhere."""
+    """One storage gets two offsets: a loop's pool moves between turns."""
     step = Step(fori_loop, ONE, ARGS)
     executable = step.executable()
-    loop = next(one for one in executable.module.instructions.values() if one.opcode == "while")
-    at, place = next(
-        (at, place)
-        for at, place in executable.buffers.slices.items()
-        if at[0] == loop.id and at[1] and executable.buffers.allocations[place.allocation].parameter is not None
+    loop = next(instruction for instruction in executable.module.instructions.values() if instruction.opcode == "while")
+    index, place = next(
+        (p, place)
+        for p, place in executable.buffers.slices.items()
+        if p[0] == loop.id and p[1] and executable.buffers.allocations[place.allocation].parameter is not None
     )
-    broken = _moved(executable, at, dataclasses.replace(place, offset=place.offset + 64))
+    broken = _moved(executable, index, dataclasses.replace(place, offset=place.offset + 64))
     audit_executable(broken, step.bound()).require()
 
 
@@ -105,33 +105,24 @@ def undeclared_collective() -> None:
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     sharding = NamedSharding(mesh, P("data"))
     args = tuple(jax.device_put(jnp.ones((8, 16)), sharding) for _ in range(2))
-
-    def step(rows, x):
-        return rows + 1.0, x - x.mean(0, keepdims=True)
-
+    step = lambda rows, x: (rows + 1.0, x - x.mean(0, keepdims=True))
     audit(Step(step, ROWS, args).compile(), ROWS.bind(step, args), mesh=mesh, axes=()).require()
 
 
 def copied_by_the_partitioner() -> None:
-    """Rows that lie on several devices are copied without a shard_map: XLA moves whole pools to find them."""
+    """Rows on several devices are copied without shard_map: XLA moves whole pools."""
     program = PROGRAMS["sharded rows copied"]
     pools = NamedSharding(sharded_mesh(2, 2), SPLIT), NamedSharding(sharded_mesh(2, 2), P())
     args = jax.device_put(program.args(), (pools[0], pools[0], pools[1], pools[1]))
-
-    def step(target, source, read, write):
-        return (target.at[write].set(source[read]),)
-
+    step = lambda target, source, read, write: (target.at[write].set(source[read]),)
     compile_step(step, args, program.contract)
 
 
 def returned_on_another_split() -> None:
-    """A pool whose rows are split over devices comes back split otherwise, beside the bytes that it had."""
-    rows, whole = (NamedSharding(sharded_mesh(2, 2), spec) for spec in (P("data"), P(None, "data")))
+    """A pool split over rows returns with another split outside its bytes."""
+    rows, full = (NamedSharding(sharded_mesh(2, 2), spec) for spec in (P("data"), P(None, "data")))
     args = jax.device_put((jnp.ones((4, 4)), jnp.ones((4, 4))), rows)
-
-    def step(state, x):
-        return jax.lax.with_sharding_constraint(state + x, whole), x * 2.0
-
+    step = lambda state, x: (jax.lax.with_sharding_constraint(state + x, full), x * 2.0)
     compile_step(step, args, ROWS, axes=("data",))
 
 

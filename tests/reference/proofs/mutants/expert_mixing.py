@@ -1,4 +1,4 @@
-"""Mixtures of experts whose rows do not come back to their lanes."""
+"""Expert mixtures with rows that miss their lanes."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,9 +16,9 @@ def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, back=None)
     chosen, expert = route(w, x)
     flat = expert.reshape(-1) if keys is None else keys(expert)
     order = jnp.argsort(flat)
-    taken = x[order // TOP] if order_of is None else order_of(x, order)
+    selection = x[order // TOP] if order_of is None else order_of(x, order)
     counted = flat if count is None else count(flat, expert)
-    y = grouped(w, taken, jnp.bincount(counted, length=EXPERTS).astype(jnp.int32))
+    y = grouped(w, selection, jnp.bincount(counted, length=EXPERTS).astype(jnp.int32))
     inverse = jnp.argsort(order) if back is None else back(order)
     return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen), pool
 
@@ -27,11 +27,11 @@ def capacity(w, pool, slots, x):
     """Each expert takes two rows of the batch and drops the rest."""
     x, pool = recur(pool, slots, x)
     chosen, expert = route(w, x)
-    taken = jnp.sum(expert[:, :, None] == jnp.arange(EXPERTS)[None, None], axis=1)
-    room = jnp.cumsum(taken, axis=0) <= 2
-    kept = jnp.take_along_axis(room, expert, axis=1)
+    total = jnp.sum(expert[:, :, None] == jnp.arange(EXPERTS)[None, None], axis=1)
+    room = jnp.cumsum(total, axis=0) <= 2
+    rows = jnp.take_along_axis(room, expert, axis=1)
     hidden = jnp.einsum("nd,nkdf->nkf", x, w["up"][expert])
-    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], jnp.where(kept, chosen, 0.0)), pool
+    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], jnp.where(rows, chosen, 0.0)), pool
 
 
 def balanced(w, pool, slots, x):
@@ -69,9 +69,7 @@ def place_in_a_branch(w, pool, slots, x):
 
 
 def _sorted(id, description, **parts):
-    def step(w, pool, slots, x):
-        return mixed(w, pool, slots, x, **parts)
-
+    step = lambda w, pool, slots, x: mixed(w, pool, slots, x, **parts)
     return wrong(SORTED, id, LIST, description, step, Kind.CROSS_LANE)
 
 

@@ -1,4 +1,4 @@
-"""Random keys made of several lanes, and integers outside the bounds that they seem to have."""
+"""Random keys across lanes, and integers beyond their apparent bounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def key_of_four_lanes(pool, slots, x, w):
 
 
 def keys_across_lanes(pool, slots, x, w):
-    """Words of lanes lie along the wrong axis: each key has one word of every lane."""
+    """Words are along the wrong axis: each key mixes all lanes."""
     y, pool = rows.plain_step(pool, slots, x, w)
     keys = jax.random.wrap_key_data(_bits(x[:, :3]).T, impl="rbg")
     random = jax.vmap(lambda key: jax.random.bits(key, (LANES,)))(keys)
@@ -48,7 +48,7 @@ def _drawn(keys: Callable[[Array], Array]) -> Any:
 
 
 def key_of_lane_0(pool, slots, x, w):
-    """One lane's key is taken for that of the step."""
+    """One lane's key serves the whole step."""
     y, pool = rows.plain_step(pool, slots, x, w)
     return y + jax.random.normal(typed_keys(x)[0], y.shape), pool
 
@@ -61,7 +61,7 @@ def summed_over_vmap(pool, slots, x, w):
 
 
 def _neighbour_where(flag: Callable[[Array], Array]) -> Any:
-    """The lane before is read where a number is above the greatest that it may seem to be."""
+    """Read the previous lane if a number exceeds its apparent maximum."""
 
     def step(pool, slots, x, w):
         return rows.plain_step(pool, slots, jnp.where(flag(x)[:, None], jnp.roll(x, 1, axis=0), x), w)
@@ -80,7 +80,7 @@ def _left_over(x: Array) -> Array:
 
 
 def _applied(x: Array) -> Array:
-    """Zeros, to one of which a function is applied."""
+    """Apply a function to one of many zeros."""
     return jnp.zeros((LANES, 2), jnp.int32).at[:, 0].apply(lambda number: number + 1)[:, 0] > 0
 
 
@@ -90,7 +90,7 @@ def _nothing(x: Array) -> Array:
 
 
 def one_count_for_all(pool, slots, x, w):
-    """A count of one, stretched to all lanes by a division: all of them write to the first row."""
+    """A count of one stretched over lanes: all write the first row."""
     count = lax.div_p.bind(lax.iota(jnp.int32, 1), jnp.ones(LANES, jnp.int32))
     y, pool = rows.plain_step(pool, slots, x, w)
     return jnp.zeros_like(y).at[count].set(y), pool

@@ -32,12 +32,11 @@ def before(change: Any) -> Any:
     return lambda pool, slots, x, w: rows.plain_step(pool, slots, change(x), w)
 
 
-def _cumulative(x: Array) -> Array:
-    return jnp.cumsum(x, axis=0)
-
-
-def _normalised(x: Array) -> Array:
-    return x / jnp.sqrt(jnp.mean(x * x))
+_cumulative = lambda x: jnp.cumsum(x, axis=0)
+_normalised = lambda x: x / jnp.sqrt(jnp.mean(x * x))
+_loop_until_all_are_done = lambda y: lax.while_loop(lambda y: jnp.max(jnp.abs(y)) > 0.1, lambda y: 0.5 * y, y)
+_any_branch = lambda y: lax.cond(jnp.any(y > 3.0), lambda y: 0.5 * y, lambda y: y, y)
+_first_index_for_all = lambda y: y[jnp.broadcast_to(jnp.arange(LANES, dtype=jnp.int32)[:1], (LANES,))]
 
 
 def _strided(x: Array) -> Array:
@@ -46,27 +45,15 @@ def _strided(x: Array) -> Array:
     return jnp.stack([lax.dynamic_slice(wide, (i * HIDDEN,), (HIDDEN,)) for i in range(LANES)])
 
 
-def _loop_until_all_are_done(y: Array) -> Array:
-    return lax.while_loop(lambda y: jnp.max(jnp.abs(y)) > 0.1, lambda y: 0.5 * y, y)
-
-
-def _any_branch(y: Array) -> Array:
-    return lax.cond(jnp.any(y > 3.0), lambda y: 0.5 * y, lambda y: y, y)
-
-
-def _first_index_for_all(y: Array) -> Array:
-    return y[jnp.broadcast_to(jnp.arange(LANES, dtype=jnp.int32)[:1], (LANES,))]
-
-
 def doubled_by_a_branch(pool, slots, x, w):
-    """A branch on lane 0 decides what is read from the pool."""
+    """Lane 0's branch decides the values of the pool."""
     read = lax.cond(x[0, 0] > 0, lambda pool: 2.0 * pool, lambda pool: pool, pool)
     new = advance(read[slots], x, w)
     return new.sum(1), pool.at[slots].set(new)
 
 
 def doubled_by_a_loop(pool, slots, x, w):
-    """The pool is doubled as often as lane 0 says before it is read."""
+    """Lane 0 decides how often the pool is doubled before it is read."""
     begin = jnp.float32(-2), pool
     _, read = lax.while_loop(lambda carry: carry[0] < x[0, 0], lambda carry: (carry[0] + 1, 2.0 * carry[1]), begin)
     new = advance(read[slots], x, w)
@@ -77,8 +64,8 @@ def one_hot_rows(pool, slots, x, w):
     """Rows gathered and scattered by products with a one-hot matrix: zero times NaN is NaN."""
     chosen = jax.nn.one_hot(slots, len(pool))
     new = advance(jnp.einsum("ns,skv->nkv", chosen, pool), x, w)
-    kept = 1.0 - jnp.minimum(chosen.sum(0), 1.0)
-    return new.sum(1), kept[:, None, None] * pool + jnp.einsum("ns,nkv->skv", chosen, new)
+    saved = 1.0 - jnp.minimum(chosen.sum(0), 1.0)
+    return new.sum(1), saved[:, None, None] * pool + jnp.einsum("ns,nkv->skv", chosen, new)
 
 
 def random_key_of_all(pool, slots, x, w):
@@ -93,9 +80,9 @@ def permuted(w: Any, pools: Any, x: Array, lengths: Array, gates_too: bool, back
     inverse = jnp.argsort(order)
     if twice:
         order = order[order]
-    here = jax.tree.map(lambda leaf: leaf[order], pools)
+    tree = jax.tree.map(lambda leaf: leaf[order], pools)
     mixed, length = x[order], lengths[order] if gates_too else lengths
-    y, new = gated_delta.idle_step(w, here, mixed, length)
+    y, new = gated_delta.idle_step(w, tree, mixed, length)
     return (y[inverse] if back else y), jax.tree.map(lambda leaf: leaf[inverse], new)
 
 
@@ -128,7 +115,7 @@ def packed_convolution(w, pools, x, lengths, positions):
 
 
 def uniform_path(w, pools, x, lengths, positions):
-    """A batch that looks like one of decoding takes another path, in which nobody begins from zero."""
+    """A decode-like batch takes a path where no lane starts from zero."""
     uniform = jnp.all(lengths < TOKENS)
     return lax.cond(
         uniform,
@@ -149,14 +136,12 @@ def bound_from_positions(w, pools, slots, positions, x, blocks):
 
 
 def _idle(id: str, source: str, description: str, **how: bool) -> Any:
-    def step(w, pools, x, lengths):
-        return permuted(w, pools, x, lengths, **how)
-
+    step = lambda w, pools, x, lengths: permuted(w, pools, x, lengths, **how)
     return wrong("gated delta, idle lanes", id, source, description, step, *MIXED, Kind.WRONG_ROW)
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **more: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *(kinds or MIXED), **more)
+def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
+    return wrong(PLAIN, id, source, description, step, *(kinds or MIXED), **options)
 
 
 LIST = "JAX"

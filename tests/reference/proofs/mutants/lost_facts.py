@@ -1,4 +1,4 @@
-"""Facts that an operation ends: masks and finite values that a conversion changes, rows that come back with other bits.
+"""Facts that an operation ends: converted masks, finite values, changed row bits.
 
 Layouts of packed tokens that are taken for each other stand here, too: the fact is which token is whose.
 """
@@ -16,9 +16,8 @@ from zoo.program import LANES, ragged
 
 from ir_passes import Lane, LaneContract, Pool
 
-
-def finite(v: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(v), v, jnp.zeros((), v.dtype))
+finite = lambda v: jnp.where(jnp.isfinite(v), v, jnp.zeros((), v.dtype))
+_of_keys = lambda cu: jnp.searchsorted(cu[1:], jnp.arange(KEYS), side="right")
 
 
 def _attention(scores: Any = lambda s: s, values: Any = finite, weights: Any = None, dot: Any = None) -> Any:
@@ -28,12 +27,12 @@ def _attention(scores: Any = lambda s: s, values: Any = finite, weights: Any = N
         q, k, v = project(w, x + bias.at[ids].get(mode="fill", fill_value=0.0))
         q = q.reshape(TOKENS, KV * HEADS, SIZE)
         k, v = (jnp.repeat(each, HEADS, axis=1) for each in (k, v))
-        same = (ids[:, None] == ids[None, :])[None]
+        equal = (ids[:, None] == ids[None, :])[None]
         pairs = jnp.einsum("thd,shd->hts", q, k)
         if weights is None:
-            attended = jax.nn.softmax(scores(jnp.where(same, pairs, -jnp.inf)), axis=-1)
+            attended = jax.nn.softmax(scores(jnp.where(equal, pairs, -jnp.inf)), axis=-1)
         else:
-            attended = weights(same, pairs)
+            attended = weights(equal, pairs)
         y = (dot or (lambda a, b: jnp.einsum("hts,shd->thd", a, b)))(attended, values(v))
         return x + y.reshape(TOKENS, -1) @ w["o"].T, jax.ops.segment_max(y.reshape(TOKENS, -1) @ w["o"].T, ids, LANES)
 
@@ -49,15 +48,15 @@ def _through(*dtypes: Any) -> Any:
     return convert
 
 
-def _divided(same: jax.Array, pairs: jax.Array) -> jax.Array:
+def _divided(array: jax.Array, pairs: jax.Array) -> jax.Array:
     """Integers divided by zero are -1."""
-    ones = jnp.where(same, jnp.ones(pairs.shape, jnp.int32), 0)
-    by = jnp.where(same, jnp.round(jnp.abs(pairs) * 0.01).astype(jnp.int32), 0)
-    return lax.div(ones, jnp.broadcast_to(by.max(-1, keepdims=True), ones.shape)).astype(jnp.float32)
+    rows = jnp.where(array, jnp.ones(pairs.shape, jnp.int32), 0)
+    by = jnp.where(array, jnp.round(jnp.abs(pairs) * 0.01).astype(jnp.int32), 0)
+    return lax.div(rows, jnp.broadcast_to(by.max(-1, keepdims=True), rows.shape)).astype(jnp.float32)
 
 
 def _narrow_product(weights: jax.Array, values: jax.Array) -> jax.Array:
-    """A product of float16 and float32 that is computed in float16, in which large values are infinite."""
+    """A mixed product computed in float16, where large values are infinite."""
     product = lax.dot_general(
         weights.astype(jnp.float16), values * jnp.float32(2e4), (((2,), (0,)), ((0,), (1,))),
         preferred_element_type=jnp.float16,
@@ -86,16 +85,12 @@ def _with_payloads(rng: np.random.Generator) -> tuple[Any, ...]:
     return np.full((LANES, 3), 0x7F81, np.uint16).view(jnp.bfloat16), ragged(rng)
 
 
-def _cross(mask: Any, more: Any = lambda q, k: 0.0) -> Any:
+def _cross(mask: Any, options: Any = lambda q, k: 0.0) -> Any:
     def step(q, k, queries, keys, bias):
         weights = jax.nn.softmax(jnp.where(mask(queries, keys), q @ k.T, -jnp.inf), axis=-1)
-        return q + weights @ finite(k) + more(q, k), k[keys[1:] - 1] + bias
+        return q + weights @ finite(k) + options(q, k), k[keys[1:] - 1] + bias
 
     return step
-
-
-def _of_keys(cu: jax.Array) -> jax.Array:
-    return jnp.searchsorted(cu[1:], jnp.arange(KEYS), side="right")
 
 
 IDS, CROSS = "packed tokens, segment ids", "packed tokens, queries and keys"

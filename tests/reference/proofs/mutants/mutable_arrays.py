@@ -8,7 +8,7 @@ from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.mutable_arrays import looped, recurrence, row_by_row, rows, scanned
 from zoo.program import HIDDEN, LANES
-from zoo.token_neighbours import index, start
+from zoo.tokens.token_neighbours import index, start
 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME, Kind.CONSTANT)
 
@@ -33,7 +33,7 @@ def _sum(x, y):
 
 
 def _read_too_early(x, y):
-    """The row of the lane before is read, because the write of this lane comes later."""
+    """The previous lane's row is read because this lane writes later."""
     state = jax.new_ref(x[0])
     out = []
     for lane in range(LANES):
@@ -55,7 +55,7 @@ def _rolled(x, y):
 
 
 def _alias(x, y):
-    """The array is written after the copy of its content that is returned was made, and is read again."""
+    """The array is written after its returned copy was made, and read again."""
     state = jax.new_ref(x)
     first = state[...]
     state[...] = first[::-1]

@@ -1,4 +1,4 @@
-"""A mutant: a correct step with one fault in it, and the tier that has to find it."""
+"""A mutant: a right step with one fault, and its finder's tier."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ class Mutant:
     Attributes:
         id: unique.
         source: where the fault is from, as "tpu-inference#2752", "tpu-inference#2752", "JAX".
-        description: what is wrong, in one line.
+        description: the fault, in one line.
         base: name of the correct program.
         tier: who must kill it.
         program: the wrong step with its contract; None where the fault is not in a step.
-        kinds: violations, or findings of the audit, of which one must be there.
+        kinds: expected violations, or findings of the audit.
         evidence: for the proof tier.
         attempt: for the other tiers: does what is wrong, and raises where it is caught.
         error: what `attempt` has to raise.
@@ -68,6 +68,15 @@ def wrong(
     evidence: Evidence = Evidence.LEAK,
     **changes: Any,
 ) -> Mutant:
-    """A mutant of the proof tier: the base program with another step, and `changes` of its contract or draw."""
+    """A proof-tier mutant: the base program with another step and `changes`."""
     program = PROGRAMS[base].but(name=id, step=step, **changes)
     return Mutant(id, source, description, base, Tier.PROOF, program, frozenset(kinds), evidence)
+
+
+def kernels_of(base: str) -> Callable[..., Mutant]:
+    """Return `wrong` for kernels of a base program; ids begin with "kernel-"."""
+
+    def kernel(id: str, description: str, step: Callable[..., Any], *kinds: Kind, **changes: Any) -> Mutant:
+        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, **changes)
+
+    return kernel

@@ -1,4 +1,4 @@
-"""Faults of a host with rows: given away twice, used after release, changed while a step reads them."""
+"""Host faults with rows: double grants, use after release, mutation during a step."""
 
 import copy
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def two_lanes_one_row() -> None:
 
 
 def snapshots_share_a_row() -> None:
-    """The cursor of the ring was not moved back: the next snapshot goes where the last one is."""
+    """The ring's cursor was not moved back, so two snapshots collide."""
     owner, (first, second) = held(2)
     owner.bind([first, second, first, None], LANES, role="write")
 

@@ -1,4 +1,4 @@
-"""Packed tokens taken for those of other lanes: layouts shifted by one, padding that reaches lanes, masks that leak."""
+"""Packed tokens of wrong lanes: shifted layouts, leaking padding and masks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,39 +16,40 @@ NO_RULE = (Kind.UNKNOWN,)
 Change = Callable[[Any], Any]
 
 
-def same(x: Any) -> Any:
-    return x
+identity = lambda x: x
+_page_of = lambda tables, lane, place: tables.at[lane, place].get(mode="fill", fill_value=PAGES)
+_equal = lambda ids: ids[:, None] == ids[None, :]
 
 
 def _counted(ends: Change = lambda cu: cu[1:], side: str = "right") -> Change:
     return lambda cu: jnp.searchsorted(ends(cu), jnp.arange(TOKENS), side=side)
 
 
-def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = same) -> Any:
-    """The recurrence with the lanes of other tokens, other rows, or tokens out of their places."""
+def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = identity) -> Any:
+    """The recurrence with other lanes, rows, or token places."""
 
     def step(w, x, cu, pool, slots):
         of = lane(cu)
-        at = jnp.where(of < LANES, slots[of], SLOTS) if rows is None else rows(of, slots, cu)
+        index = jnp.where(of < LANES, slots[of], SLOTS) if rows is None else rows(of, slots, cu)
 
-        def token(pool, one):
-            x, row = one
+        def token(pool, item):
+            x, row = item
             state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
             return pool.at[row].set(state, mode="drop"), state
 
-        pool, y = lax.scan(token, pool, (tokens(x), at))
+        pool, y = lax.scan(token, pool, (tokens(x), index))
         return y, pool
 
     return step
 
 
 def _carried(mode: str = "drop", lane: Change = lanes_of, reset: bool = True) -> Any:
-    """The states of all lanes carried: padding clamped to the last lane, or one state for all tokens."""
+    """All states carried: padding clamped to the last lane, or one state."""
 
     def step(w, x, cu, pool, slots):
-        def token(carry, one):
+        def token(carry, item):
             states, one_state = carry
-            x, lane = one
+            x, lane = item
             old = states[lane] if reset else one_state
             new = jnp.tanh(0.5 * old + x @ w)
             return (states.at[lane].set(new, mode=mode), new), new
@@ -60,7 +61,7 @@ def _carried(mode: str = "drop", lane: Change = lanes_of, reset: bool = True) ->
 
 
 def _pooled(lane: Change = lanes_of, last: Change = lambda cu: cu[1:] - 1, running: bool = False) -> Any:
-    """Sums with padding in the last lane, last tokens that are the next lane's first, sums that run over lanes."""
+    """Sums with padding, next lanes' tokens, or running over lanes."""
 
     def step(w, x, cu, pool, slots):
         y = jnp.tanh(x @ w)
@@ -71,66 +72,58 @@ def _pooled(lane: Change = lanes_of, last: Change = lambda cu: cu[1:] - 1, runni
     return step
 
 
-def _attention(mask: Callable[[Any], Any], finite: bool = True, outside: float = -jnp.inf) -> Any:
+def _attention(mask: Callable[[Any], Any], finite: bool = True, outer: float = -jnp.inf) -> Any:
     def step(w, x, ids, positions, bias):
         q, k, v = project(w, x + bias.at[ids].get(mode="fill", fill_value=0.0))
         q = q.reshape(TOKENS, KV * HEADS, SIZE)
         v = jnp.where(jnp.isfinite(v), v, 0.0) if finite else v
         k, v = (jnp.repeat(each, HEADS, axis=1) for each in (k, v))
-        scores = jnp.where(mask(ids)[None], jnp.einsum("thd,shd->hts", q, k), outside)
+        scores = jnp.where(mask(ids)[None], jnp.einsum("thd,shd->hts", q, k), outer)
         y = x + jnp.einsum("hts,shd->thd", jax.nn.softmax(scores, axis=-1), v).reshape(TOKENS, -1) @ w["o"].T
         return y, jax.ops.segment_max(y, ids, LANES)
 
     return step
 
 
-def _paged(page: Any, read: Change = same) -> Any:
-    """Keys and values to the pages of other lanes, or of padding to pages of lanes."""
+def _paged(page: Any, read: Change = identity) -> Any:
+    """Keys and values on other lanes' pages, or padding on lanes' pages."""
 
     def step(w, x, positions, cu, pools, tables, temperature):
         lane = lanes_of(cu)
         _, k, v = project(w, x)
-        at = positions % PAGE
+        index = positions % PAGE
         row = page(tables, lane, positions // PAGE)
-        pools = {"k": pools["k"].at[row, at].set(k, mode="drop"), "v": pools["v"].at[row, at].set(v, mode="drop")}
-        seen = pools["k"][read(tables)].reshape(LANES, -1).sum(-1, keepdims=True)
-        return x[cu[1:] - 1] / temperature[:, None] + seen, x, pools
+        pools = {"k": pools["k"].at[row, index].set(k, mode="drop"), "v": pools["v"].at[row, index].set(v, mode="drop")}
+        total = pools["k"][read(tables)].reshape(LANES, -1).sum(-1, keepdims=True)
+        return x[cu[1:] - 1] / temperature[:, None] + total, x, pools
 
     return step
 
 
-def _own(tables: Any, lane: Any, place: Any) -> Any:
-    return tables.at[lane, place].get(mode="fill", fill_value=PAGES)
-
-
-def _mapped(rows: Change = same, mode: str = "drop", shift: int = 0) -> Any:
-    """Rows of other tokens, of padding clamped to the last row, pages read from the row behind."""
+def _mapped(rows: Change = identity, mode: str = "drop", shift: int = 0) -> Any:
+    """Rows of other tokens, clamped padding, or pages off by one."""
 
     def step(w, x, cu, pool, tables, written):
         offsets = jnp.arange(PAGE, dtype=jnp.int32)[None, None] + shift
         read = (tables[:, :, None] * PAGE + offsets).reshape(LANES, -1)
         for layer in range(2):
             pool = pool.at[layer, rows(written)].set(jnp.tanh(x @ w), mode=mode)
-            seen = pool[layer, read].mean(axis=1)
-            x = x + seen.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+            mean = pool[layer, read].mean(axis=1)
+            x = x + mean.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
         return x[cu[1:] - 1], pool
 
     return step
 
 
-def _channels(lane: Change = lanes_of, mode: str = "fill", more: Change = same) -> Any:
-    """Return a step with channels split over devices, and a fault in its layout, its padding or its sums."""
+def _channels(lane: Change = lanes_of, mode: str = "fill", change: Change = identity) -> Any:
+    """Channels split over devices with a fault in layout, padding or sums."""
 
     def local(w, x, cu, pool, slots):
-        before = pool[slots]
-        y = jnp.tanh(x + before.at[lane(cu)].get(mode=mode)) * lax.psum(jnp.sum(w * w), "model") + more(x)
-        return y, pool.at[slots].set(0.5 * before + jax.ops.segment_sum(x, lane(cu), LANES))
+        initial = pool[slots]
+        y = jnp.tanh(x + initial.at[lane(cu)].get(mode=mode)) * lax.psum(jnp.sum(w * w), "model") + change(x)
+        return y, pool.at[slots].set(0.5 * initial + jax.ops.segment_sum(x, lane(cu), LANES))
 
     return over_channels(local)
-
-
-def _equal(ids: Any) -> Any:
-    return ids[:, None] == ids[None, :]
 
 
 def _one(base: str, id: str, description: str, step: Any, *kinds: Kind) -> Any:
@@ -157,7 +150,7 @@ MUTANTS = (
          _channels(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
     _one(CHANNELS, "channels-padding", "padding is added to the last lane inside of a shard_map", _channels(_repeated)),
     _one(CHANNELS, "channels-summed", "all tokens see a sum over tokens, of the devices too",
-         _channels(more=lambda x: lax.psum(x.sum(0, keepdims=True), "model"))),
+         _channels(change=lambda x: lax.psum(x.sum(0, keepdims=True), "model"))),
     _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left")), *NO_RULE),
     _one(SCANNED, "begins", "lanes counted from their beginnings", _scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
     _one(SCANNED, "shifted", "cu_seqlens shifted by one token", _scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
@@ -179,10 +172,10 @@ MUTANTS = (
     _one(POOLED, "last-but-one", "the last token is the one before", _pooled(last=lambda cu: cu[1:] - 2)),
     _one(POOLED, "running", "sums run over all tokens", _pooled(running=True)),
     _one(POOLED, "lanes-rolled", "sums of the next lane", _pooled(lane=lambda cu: (lanes_of(cu) + 1) % LANES)),
-    _one(PAGED, "page-clamped", "padding writes to pages of the last lane", _paged(lambda t, lane, at: t[lane, at])),
-    _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, at: _own(t, lane + 1, at))),
-    _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, at: _own(t, lane, at) + 1)),
-    _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_own, read=lambda t: jnp.roll(t, 1, 0))),
+    _one(PAGED, "page-clamped", "padding writes to pages of the last lane", _paged(lambda t, lane, i: t[lane, i])),
+    _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, index: _page_of(t, lane + 1, index))),
+    _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, i: _page_of(t, lane, i) + 1)),
+    _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_page_of, read=lambda t: jnp.roll(t, 1, 0))),
     _one(MAPPED, "rows-clamped", "padding is clamped to the last row", _mapped(mode="clip")),
     _one(MAPPED, "rows-rolled", "the row of the token before", _mapped(lambda rows: jnp.roll(rows, 1))),
     _one(MAPPED, "rows-shifted", "the row behind", _mapped(lambda rows: rows + 1)),
@@ -191,7 +184,7 @@ MUTANTS = (
     _one(IDS, "no-mask", "tokens see all before", _attention(lambda ids: jnp.tril(jnp.ones((TOKENS, TOKENS), bool)))),
     _one(IDS, "or-mask", "causal or of one lane", _attention(lambda ids: _equal(ids) | (jnp.eye(TOKENS) > 0)[::-1])),
     _one(IDS, "not-finite", "zero times nan of another lane", _attention(_equal, finite=False)),
-    _one(IDS, "small-mask", "a mask that is a small number", _attention(_equal, outside=-3.0)),
+    _one(IDS, "small-mask", "a mask that is a small number", _attention(_equal, outer=-3.0)),
     _one(
         IDS, "padding-masked-in", "padding is of the last lane",
         _attention(lambda ids: _equal(jnp.minimum(ids, LANES - 1))),

@@ -1,4 +1,4 @@
-"""Operations whose parameters say something else than their shapes: reshapes that transpose."""
+"""Parameters that contradict shapes: transposing reshapes."""
 
 from typing import Any
 
@@ -13,9 +13,7 @@ PLAIN = "rows behind a slot map"
 def _before(change: Any) -> Any:
     """The plain step on changed inputs of its lanes."""
 
-    def step(pool, slots, x, w):
-        return rows.plain_step(pool, slots, change(x), w)
-
+    step = lambda pool, slots, x, w: rows.plain_step(pool, slots, change(x), w)
     return step
 
 

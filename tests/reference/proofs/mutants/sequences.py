@@ -1,4 +1,4 @@
-"""Loops over sequences: scratch that is shared or too small, state that runs on, rows baked in."""
+"""Loops over sequences: shared or small scratch, running state, constant rows."""
 
 import functools
 from typing import Any
@@ -40,8 +40,8 @@ def scratch_too_small(w, pools, slots, x):
     scratch = jnp.zeros(size * (LANES - 1) + HIDDEN)
     for i in range(LANES):
         scratch = lax.dynamic_update_slice(scratch, jnp.tanh(x[i]), (i * size,))
-    taken = jnp.stack([lax.dynamic_slice(scratch, (i * size,), (HIDDEN,)) for i in range(LANES)])
-    return unrolled(w, pools, slots, taken)
+    array = jnp.stack([lax.dynamic_slice(scratch, (i * size,), (HIDDEN,)) for i in range(LANES)])
+    return unrolled(w, pools, slots, array)
 
 
 def scratch_freed_early(w, pools, slots, x):
@@ -53,7 +53,7 @@ def scratch_freed_early(w, pools, slots, x):
 
 
 def two_scratch_rows(w, pools, slots, x):
-    """Two scratch rows used in turn, all of them read at the end: right with two lanes."""
+    """Two alternating scratch rows, read at the end: right for two lanes."""
     scratch = jnp.zeros((2, HIDDEN))
     for i in range(LANES):
         scratch = scratch.at[i % 2].set(jnp.tanh(x[i]))
@@ -61,7 +61,7 @@ def two_scratch_rows(w, pools, slots, x):
 
 
 def state_runs_on(w, pools, slots, x):
-    """The carry of the scan is one sequence's state, and the next one begins with it."""
+    """The scan's carry passes a sequence's state to the next."""
 
     def body(carry, lane):
         tails, states, tail = carry
@@ -190,29 +190,10 @@ MUTANTS = (
         read=lambda slots, i: slots[0],
     ),
     wrong(SCAN, "state-runs-on", "JAX", "the carry of the scan goes from lane to lane", state_runs_on, *MIXED),
+    wrong(SCAN, "scratch-in-the-carry", "JAX", "scratch persists from lane to lane", scratch_in_the_carry, *MIXED),
+    wrong(LOOP, "previous-lane-in-loop", "JAX", "iteration i reads the row of lane i - 1", previous_lane_row, *MIXED),
     wrong(
-        SCAN,
-        "scratch-in-the-carry",
-        "JAX",
-        "scratch persists from lane to lane",
-        scratch_in_the_carry,
-        *MIXED,
-    ),
-    wrong(
-        LOOP,
-        "previous-lane-in-loop",
-        "JAX",
-        "iteration i reads the row of lane i - 1",
-        previous_lane_row,
-        *MIXED,
-    ),
-    wrong(
-        LOOP,
-        "reversed-in-loop",
-        "JAX",
-        "iteration i writes the output of lane N-1-i",
-        output_of_another_lane,
-        *MIXED,
+        LOOP, "reversed-in-loop", "JAX", "iteration i writes the output of lane N-1-i", output_of_another_lane, *MIXED
     ),
     wrong(
         PLAIN,
@@ -234,13 +215,7 @@ MUTANTS = (
         evidence=Evidence.FAULT,
     ),
     wrong(
-        PLAIN,
-        "pool-as-constant",
-        "JAX",
-        "the pool is a constant",
-        pool_as_constant,
-        *BAKED,
-        evidence=Evidence.FAULT,
+        PLAIN, "pool-as-constant", "JAX", "the pool is a constant", pool_as_constant, *BAKED, evidence=Evidence.FAULT
     ),
     wrong(PLAIN, "warm-up-row", "SGLang#17404", "a write of the warm-up has stayed", warm_up_row, *BAKED),
 )

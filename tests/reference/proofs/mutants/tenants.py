@@ -31,15 +31,15 @@ FORGETFUL = DECODE.but(step=ignores_fresh)
 
 @functools.cache
 def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., Any]]:
-    program = next(one for one in (DECODE, FORGETFUL) if one.step is step)
-    made = sanitize(step, program.args(), program.contract)
-    return made, jax.jit(
-        lambda args, shadow_labels, expected: made.step(*args, shadow_labels=shadow_labels, expected=expected)
+    program = next(item for item in (DECODE, FORGETFUL) if item.step is step)
+    result = sanitize(step, program.args(), program.contract)
+    return result, jax.jit(
+        lambda args, shadow_labels, expected: result.step(*args, shadow_labels=shadow_labels, expected=expected)
     )
 
 
 class Session:
-    """Sequences that take steps on one pool, with shadow labels beside it."""
+    """Sequences that take steps on one pool, with shadow labels next to it."""
 
     def __init__(self, program: Program = DECODE):
         self.ledger = RowLedger()
@@ -49,13 +49,13 @@ class Session:
         self.shadow_labels = self.made.shadow_labels()
 
     def step(self, turns: Sequence[LaneWork | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
-        """One step of sequences on rows; lanes at position 0 are fresh unless it is said otherwise."""
+        """Take one step; lanes at position 0 are fresh by default."""
         idle = LANES - len(turns)
         if fresh is None:
             fresh = [turn is not None and turn.position == 0 for turn in turns]
         expected = self.ledger.expect([*turns, *[None] * idle])
-        at = np.array([*slots, *[0] * idle], np.int32)
-        args = (self.weights, self.pools, at, self.x, np.array([*fresh, *[False] * idle]))
+        array = np.array([*slots, *[0] * idle], np.int32)
+        args = (self.weights, self.pools, array, self.x, np.array([*fresh, *[False] * idle]))
         _, self.pools, self.shadow_labels, verdict = self.run(args, self.shadow_labels, expected)
         self.made.require(verdict, expected)
 
@@ -72,7 +72,7 @@ def turn(owner: int, position: int, layout: int = 0) -> LaneWork:
 
 
 def honest() -> Session:
-    """Two sequences, one of which is followed by another on its row: nothing to be found."""
+    """Two sequences, one followed on its row: no finding."""
     session = Session()
     session.step([turn(1, 0), turn(2, 0)], [3, 8])
     session.step([turn(2, 1), None, turn(1, 1)], [8, 0, 3])
@@ -94,7 +94,7 @@ def forgetful_kernel() -> None:
 
 
 def preempted() -> None:
-    """Prefilled again from position 0 on the row as it was."""
+    """Prefilled again from position 0 on the old row."""
     honest().step([turn(1, 0)], [3], fresh=[False])
 
 
@@ -113,7 +113,7 @@ def never_captured() -> None:
 
 
 def snapshot_too_early() -> None:
-    """The row was copied before the step that it is said to be of."""
+    """The row was copied before its labelled step."""
     session = honest()
     session.copy(3, 5)
     session.step([turn(1, 4)], [3])
@@ -122,7 +122,7 @@ def snapshot_too_early() -> None:
 
 
 def snapshot_label() -> None:
-    """The copy is labelled with the end of its block, which it has not reached."""
+    """The copy is labelled with its block's unreached end."""
     session = honest()
     session.copy(3, 5)
     session.ledger.adopt(6, session.ledger.label(1)._replace(position=16))
@@ -137,7 +137,7 @@ def snapshot_never_written() -> None:
 
 
 def half_a_hit() -> None:
-    """The prefix was found for attention alone; the state is said to be there too."""
+    """The prefix was found for attention alone; the state is claimed to be there too."""
     honest().step([turn(6, 4)], [5])
 
 

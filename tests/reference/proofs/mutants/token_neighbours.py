@@ -1,4 +1,4 @@
-"""Tokens that meet tokens of other lanes: wrong ids, windows that cross a start, states that are not reset."""
+"""Tokens that meet other lanes: wrong ids, crossing windows, stale states."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN, LANES
-from zoo.token_neighbours import (
+from zoo.tokens.token_neighbours import (
     TOKENS,
     attention,
     behind_zeros,
@@ -39,8 +39,8 @@ def _recurrence(id: str, description: str, step: Any) -> Any:
     return wrong("token recurrence: at starts", f"token-recurrence-{id}", "vLLM", description, step, *BAD)
 
 
-def _multiplied(x, cu):
-    return x + (index() > start(cu))[:, None].astype(x.dtype) * padded(1)(x)
+_multiplied = lambda x, cu: x + (index() > start(cu))[:, None].astype(x.dtype) * padded(1)(x)
+_first_of_next = lambda x, cu, rows: (x, x[jnp.clip(cu[1:], 0, TOKENS - 1)] + rows)
 
 
 def _last_state(x, cu):
@@ -58,14 +58,10 @@ def _two_back(x, cu):
 
     def token(states, now):
         x, first = now
-        state, before = states
-        return (jnp.tanh(jnp.where(first, 0.0, state) + x), state), x + jnp.where(first, 0.0, before)
+        state, initial = states
+        return (jnp.tanh(jnp.where(first, 0.0, state) + x), state), x + jnp.where(first, 0.0, initial)
 
     return lax.scan(token, (jnp.zeros(HIDDEN), jnp.zeros(HIDDEN)), (x, index() == start(cu)))[1]
-
-
-def _first_of_next(x, cu, rows):
-    return x, x[jnp.clip(cu[1:], 0, TOKENS - 1)] + rows
 
 
 def _mixed_ids(x, cu):

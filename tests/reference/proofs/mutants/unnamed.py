@@ -1,4 +1,4 @@
-"""Writes of what nothing ties to a labelled pool's dimensions, by way of what is not the pool itself."""
+"""Writes of unlabelled values into a labelled pool's dimensions."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,9 @@ SCANNED, UNROLLED, ROWS = (program.name for program in zoo.PROGRAMS)
 
 
 def strange(x: Array, w: Array) -> Array:
-    """[N, SIZE, SIZE], of which nobody knows which is which."""
-    left, right, _ = jnp.split(x @ w.T, 3, axis=-1)
-    return left[:, :, None] * right[:, None, :]
+    """[N, SIZE, SIZE] without known axes."""
+    rest, right, _ = jnp.split(x @ w.T, 3, axis=-1)
+    return rest[:, :, None] * right[:, None, :]
 
 
 def _into_a_part(pool: Array, layer: Any, slots: Array, x: Array, w: Array) -> Array:

@@ -10,14 +10,14 @@ from ir_passes.xla_audit.findings import AuditError, FindingKind
 
 
 class Survived(AssertionError):
-    """A mutant whose fault no check has found."""
+    """A mutant that no check has killed."""
 
 
 def kill(mutant: Mutant) -> str:
-    """Return the id of the violation or finding, or the error, that has found the fault.
+    """Return the violation, finding or error that killed the mutant.
 
     Raises:
-        Survived: nothing; or something that says nothing about this fault.
+        Survived: nothing, or something unrelated to this fault.
     """
     try:
         if mutant.tier is Tier.PROOF:
@@ -38,11 +38,11 @@ def kill(mutant: Mutant) -> str:
     raise Survived(f"{mutant.id} ({mutant.source}: {mutant.description}) was not found by the tier {mutant.tier}")
 
 
-def _one_of(mutant: Mutant, found: list[Any]) -> str:
-    wanted = [kind for kind in found if kind in mutant.kinds]
+def _one_of(mutant: Mutant, result: list[Any]) -> str:
+    wanted = [kind for kind in result if kind in mutant.kinds]
     if not wanted:
         kinds = sorted(map(str, mutant.kinds))
-        raise Survived(f"{mutant.id}: expected one of {kinds}, found {sorted(set(map(str, found)))}")
+        raise Survived(f"{mutant.id}: expected one of {kinds}, found {sorted(set(map(str, result)))}")
     return str(wanted[0])
 
 

@@ -7,7 +7,7 @@ from zoo.verification import attempt, count, replay
 
 
 def _counted(amend):
-    """The step with its counts changed, in what it returns and in what it replays alike."""
+    """The step with changed counts, in results and replay alike."""
 
     def step(w, pools, tokens, lengths):
         x, mixed, sampled = attempt(w, pools, tokens, lengths)
@@ -18,25 +18,24 @@ def _counted(amend):
 
 
 def _ever_right(tokens, sampled):
-    right = (tokens[:, 1:] == sampled[:, :-1]).astype(jnp.int32)
-    return 1 + jnp.sum(jnp.cumprod(right, axis=1), axis=1)
+    return 1 + jnp.sum(jnp.cumprod((tokens[:, 1:] == sampled[:, :-1]).astype(jnp.int32), axis=1), axis=1)
 
 
 def idle_count_told(w, pools, tokens, lengths):
-    """The rows are kept, and the host is told that an idle lane has moved on."""
+    """Rows stay, but the host hears that an idle lane moved."""
     outputs, pools = verification.step(w, pools, tokens, lengths)
     return {**outputs, "accepted": _ever_right(tokens, outputs["tokens"])}, pools
 
 
 def drafts_alone_counted(tokens, sampled, lengths):
-    """The drafts without the token before them: -1 where the count is later taken as one too many."""
+    """Drafts without their first token: -1 where one is subtracted."""
     return jnp.where(lengths > 0, count(tokens, sampled, lengths) - 2, 0)
 
 
 def least_of_the_batch(tokens, sampled, lengths):
     """Every lane accepts as few as the lane that accepts least."""
-    most = jnp.min(jnp.where(lengths > 0, count(tokens, sampled, lengths), 99))
-    return jnp.where(lengths > 0, jnp.minimum(count(tokens, sampled, lengths), most), 0)
+    smallest = jnp.min(jnp.where(lengths > 0, count(tokens, sampled, lengths), 99))
+    return jnp.where(lengths > 0, jnp.minimum(count(tokens, sampled, lengths), smallest), 0)
 
 
 MUTANTS = (

@@ -17,13 +17,12 @@ from zoo import (
     row_caches,
     rows,
     speculative,
-    token_neighbours,
     verification,
 )
 from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
-from zoo.tokens import token_indices, token_loops, token_scans, token_sums
+from zoo.tokens import token_indices, token_loops, token_neighbours, token_scans, token_sums
 
 THEMES = (
     gated_delta,

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from zoo.packed import CU, TOKENS, layout
 from zoo.program import HIDDEN, LANES, SLOTS, Program, normal, slot_map
-from zoo.token_neighbours import index, start
+from zoo.tokens.token_neighbours import index, start
 
 from ir_passes import Lane, LaneContract, Packed, Pool, SlotMap
 

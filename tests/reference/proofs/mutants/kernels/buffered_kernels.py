@@ -1,4 +1,4 @@
-"""Faults in kernels with two buffers: a block is read before it is there, from the other buffer, or of another lane.
+"""Faults in kernels with two buffers: early reads, the other buffer, another lane.
 
 Interpret mode copies when a copy starts. So a block that is read before its copy has ended is seen to leak only where
 the copy never starts; the other faults are traced.

@@ -1,4 +1,4 @@
-"""Kernels and functions that are declared, and called with something else than what is declared of them."""
+"""Declared kernels called with arguments outside their declaration."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -87,7 +87,7 @@ def kernel_step(pool, slots, x, w):
 
 
 def length_step(pool, slots, x, w, lengths):
-    """The right one with a kernel that is told which lanes are idle."""
+    """The right step, with a kernel that knows the idle lanes."""
     new = advance(take(pool, slots), x, w)
     return new.sum(1), put_real(pool, slots, new, lengths)
 
@@ -135,7 +135,7 @@ def permuted_slots(pool, slots, x, w):
 
 
 def guarded_slots(pool, slots, x, w, lengths):
-    """Idle lanes are sent past the end, where the kernel clamps them to the last row."""
+    """Idle lanes use an index past the end, clamped by the kernel."""
     new = advance(pool[slots], x, w)
     return new.sum(1), put(pool, jnp.where(lengths > 0, slots, SLOTS), new)
 
@@ -147,7 +147,7 @@ def other_lengths(pool, slots, x, w, lengths):
 
 
 def without_lengths(pool, slots, x, w, lengths):
-    """A kernel that is not told which lanes are idle, behind one that is."""
+    """A kernel without idle lanes follows a kernel with them."""
     new = advance(take(pool, slots), x, w)
     return new.sum(1), put(put_real(pool, slots, new, lengths), slots, new)
 
@@ -165,17 +165,17 @@ def other_pool(a, b, slots_a, slots_b, x):
 
 
 def row_pool_by_slot(pool, slots, state, x):
-    """A pool of one row for each lane, in place of one behind a slot map."""
+    """A pool with one row per lane replaces a slotted pool."""
     return (take(state, slots) + x,)
 
 
-def by_two_maps(a, b, slots, others, x):
-    """Two pools of a group, each by a map of its own."""
-    return put(a, slots, x), put(b, others, x)
+def by_two_maps(a, b, slots, rest, x):
+    """Two pools of a group, each by its own map."""
+    return put(a, slots, x), put(b, rest, x)
 
 
-def by_halves(a, b, slots, others, x):
-    """Half the lanes write their rows of one pool of a group, and the others those of another."""
+def by_halves(a, b, slots, rest, x):
+    """Half the lanes write one pool of a group, half the other."""
     first, second = slice(0, LANES // 2), slice(LANES // 2, None)
     return a.at[slots[first]].set(x[first]), b.at[slots[second]].set(x[second])
 
@@ -230,7 +230,7 @@ NAMED = LaneContract(
 
 
 def pallas_of_one_name(pool, slots, x, w):
-    """Two kernels whose functions have one name; the second one takes the rows in reverse order."""
+    """Two kernels with one function name; the second reverses rows."""
 
     def kernel_of(operation: Callable[[Array], Array]) -> Any:
         def tripled_rows(x_ref, out_ref):
@@ -245,13 +245,13 @@ def pallas_of_one_name(pool, slots, x, w):
 
 
 def captured_rows(pool, slots, x, w):
-    """A larger pool, which was there when the step was traced."""
+    """A larger pool, captured during tracing."""
     return advance(pool[slots] + jnp.asarray(CAPTURED)[slots], x, w).sum(1), pool
 
 
-def _kernel(id: str, description: str, step: Callable[..., Any], *kinds: Kind, **more: Any) -> Any:
-    more = {"contract": CONTRACT} | more
-    return wrong(more.pop("base", PLAIN), id, "JAX", description, step, *kinds, **more)
+def _kernel(id: str, description: str, step: Callable[..., Any], *kinds: Kind, **options: Any) -> Any:
+    options = {"contract": CONTRACT} | options
+    return wrong(options.pop("base", PLAIN), id, "JAX", description, step, *kinds, **options)
 
 
 MUTANTS = (

@@ -1,11 +1,11 @@
-"""Faults in Pallas kernels with a computed grid, with blocks beyond the last lane, and with rotated rows."""
+"""Faults in Pallas kernels: computed grids, blocks beyond lanes, rotated rows."""
 
 from typing import Any
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, kernels_of
 from zoo.kernels import grid_kernels as zoo
 from zoo.program import LANES
 
@@ -47,14 +47,7 @@ def by_stride(shifts: Any, x: Any, out: Any) -> None:
     out[...] = pltpu.roll(x[...], 1, 0, stride=1, stride_axis=1)
 
 
-def _of(base: str) -> Any:
-    def made(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = Evidence.LEAK) -> Any:
-        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
-
-    return made
-
-
-counted, tiled, rotated = map(_of, (COUNTED, TILED, ROTATED))
+counted, tiled, rotated = map(kernels_of, (COUNTED, TILED, ROTATED))
 FAULT = Evidence.FAULT
 NEXT_ROW = zoo.counted(row=lambda lane, slots: (slots[(lane + 1) % LANES], 0))
 UNBOUNDED = zoo.counted(lambda count, x: count)

@@ -1,11 +1,11 @@
-"""Pallas kernels with a fault inside, which the proof has to find there."""
+"""Faults inside Pallas kernels, for the proof to find."""
 
 from typing import Any
 
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, kernels_of, wrong
 from zoo.kernels import read_kernels as zoo
 from zoo.program import HEADS, KEY, LANES
 
@@ -14,7 +14,7 @@ NEXT = LANES - 1
 
 
 def _place(change: Any) -> Any:
-    """The kernel in place, with a fault in the rows and lengths that a lane takes."""
+    """The in-place kernel with a fault in its rows and lengths."""
 
     def body(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
         lane = pl.program_id(0)
@@ -65,7 +65,7 @@ def _prefill(first: Any, last: Any = None) -> Any:
 
 
 def lanes_inside(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
-    """The body for a grid whose inner axis is the lanes, which reads its state from scratch all the same."""
+    """A body for a grid with lanes inside still reads scratch state."""
     chunk = pl.program_id(0)
 
     @pl.when(chunk == 0)
@@ -88,7 +88,7 @@ def half_a_chunk(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
 
 
 def _attend(first: Any, length: Any, reset: tuple[str, ...] = ("best", "total", "mixed")) -> Any:
-    """Attention with other conditions for the first block, another length, or scratch that is not reset."""
+    """Attention with another first block, another length, or stale scratch."""
 
     def body(lengths: Any, q: Any, keys: Any, out: Any, best: Any, total: Any, mixed: Any) -> None:
         lane, block = pl.program_id(0), pl.program_id(1)
@@ -113,12 +113,8 @@ def _attend(first: Any, length: Any, reset: tuple[str, ...] = ("best", "total", 
     return zoo.attend(body)
 
 
-def _first(lane: Any, block: Any) -> Any:
-    return block == 0
-
-
-def _length(lengths: Any, lane: Any) -> Any:
-    return lengths[lane]
+_first = lambda lane, block: block == 0
+_length = lambda lengths, lane: lengths[lane]
 
 
 def mean_of_a_tile(x: Any, w: Any, out: Any) -> None:
@@ -131,7 +127,7 @@ def rolled_tile(x: Any, w: Any, out: Any) -> None:
 
 
 def kept_tile(x: Any, w: Any, out: Any) -> None:
-    """A store where a value is large, into memory that holds what was there."""
+    """A value-masked store into stale memory."""
     pltpu.store(out, x[...] * w[...], mask=x[...] > 0)
 
 
@@ -175,15 +171,8 @@ def _in_place(id: str, description: str, step: Any, *kinds: Kind, evidence: Evid
     return wrong(PLACE, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
 
 
-def _of(base: str) -> Any:
-    def made(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = Evidence.LEAK) -> Any:
-        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
-
-    return made
-
-
 CROSS, ROW, OPEN, BOUNDS = Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.UNINITIALIZED, Kind.BOUNDS
-chunk, attention, tile, taps = map(_of, (CHUNKS, ATTEND, TILES, WINDOW))
+chunk, attention, tile, taps = map(kernels_of, (CHUNKS, ATTEND, TILES, WINDOW))
 MUTANTS = (
     _slots("slot-plus-one", "the row behind a lane's slot", BOUNDS, ROW, read=lambda i, h, s: (s[i] + 1, h, 0, 0)),
     _slots(

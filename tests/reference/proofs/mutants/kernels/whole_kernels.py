@@ -1,4 +1,4 @@
-"""Faults in Pallas kernels that find a lane's part of a whole array in the body."""
+"""Faults in Pallas kernels that index whole arrays in the body."""
 
 from typing import Any
 
@@ -7,24 +7,24 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, kernels_of
 from zoo.kernels import whole_kernels as zoo
 from zoo.program import CONTEXT, LANES, VALUE
 
 ROWS, COPIES, MASKED, TURNS = (program.name for program in zoo.PROGRAMS)
 
 
-def _next(lane: Any) -> Any:
-    return (lane + 1) % LANES
+_next = lambda lane: (lane + 1) % LANES
+_bounded = lambda blocks: jnp.minimum(blocks, CONTEXT // zoo.BLOCK)
 
 
 def _rows(change: Any) -> Any:
-    """The kernel of whole arrays, with a fault in the rows that a lane reads and writes, or in its length."""
+    """The whole-array kernel with a fault in rows or length."""
 
     def body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
         lane = pl.program_id(0)
-        read, shown, written, length = change(lengths, lane)
-        out[shown] = new[read] * x[lane]
+        read, output, written, length = change(lengths, lane)
+        out[output] = new[read] * x[lane]
 
         @pl.when(length > 0)
         def _() -> None:
@@ -43,57 +43,57 @@ def parts_of_two(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
 def _copies(change: Any) -> Any:
     """The kernel that copies, with a fault in its rows or its length."""
 
-    def body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+    def body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
         read, written, length = change(slots, lengths, pl.program_id(0))
-        zoo.copied(new.at[pl.ds(read, 1)], held, done.at[0])
-        out[...] = held[...] * x[...]
+        zoo.copied(new.at[pl.ds(read, 1)], contents, results.at[0])
+        out[...] = contents[...] * x[...]
 
         @pl.when(length > 0)
         def _() -> None:
-            held[...] = held[...] * 0.5 + x[...]
-            zoo.copied(held, new.at[pl.ds(written, 1)], done.at[1])
+            contents[...] = contents[...] * 0.5 + x[...]
+            zoo.copied(contents, new.at[pl.ds(written, 1)], results.at[1])
 
     return zoo.copies(body)
 
 
-def always(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+def always(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
     """The row of an idle lane goes back changed."""
     row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
-    zoo.copied(row, held, done.at[0])
-    out[...] = held[...] * x[...]
-    held[...] = held[...] * 0.5 + x[...]
-    zoo.copied(held, row, done.at[1])
+    zoo.copied(row, contents, results.at[0])
+    out[...] = contents[...] * x[...]
+    contents[...] = contents[...] * 0.5 + x[...]
+    zoo.copied(contents, row, results.at[1])
 
 
-def read_too_early(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
-    """The row is used before the copy has ended: it is that of the lane before."""
-    copy = pltpu.make_async_copy(new.at[pl.ds(slots[pl.program_id(0)], 1)], held, done.at[0])
+def read_too_early(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
+    """Row used before its copy ends: the previous lane's row."""
+    copy = pltpu.make_async_copy(new.at[pl.ds(slots[pl.program_id(0)], 1)], contents, results.at[0])
     copy.start()
-    out[...] = held[...] * x[...]
+    out[...] = contents[...] * x[...]
     copy.wait()
 
 
-def never_waited(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
+def never_waited(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
     """The next lane's row overwrites this one's on its way back."""
     row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
-    zoo.copied(row, held, done.at[0])
-    out[...] = held[...] * x[...]
-    pltpu.make_async_copy(held, row, done.at[1]).start()
+    zoo.copied(row, contents, results.at[0])
+    out[...] = contents[...] * x[...]
+    pltpu.make_async_copy(contents, row, results.at[1]).start()
 
 
-def another_copy(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
-    """The wait is for the copy of another semaphore, which has ended."""
+def another_copy(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
+    """The wait is for another semaphore's finished copy."""
     row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
-    zoo.copied(row, held, done.at[0])
-    out[...] = held[...] * x[...]
-    pltpu.make_async_copy(held, row, done.at[1]).start()
-    pltpu.make_async_copy(held, row, done.at[0]).wait()
+    zoo.copied(row, contents, results.at[0])
+    out[...] = contents[...] * x[...]
+    pltpu.make_async_copy(contents, row, results.at[1]).start()
+    pltpu.make_async_copy(contents, row, results.at[0]).wait()
 
 
-def from_scratch(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
-    """Use scratch that nothing is copied to: it holds what the lane before has left."""
-    out[...] = held[...] * x[...]
-    held[...] = x[...]
+def from_scratch(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
+    """Uncopied scratch holds the previous lane's data."""
+    out[...] = contents[...] * x[...]
+    contents[...] = x[...]
 
 
 def through_an_operand(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
@@ -103,20 +103,20 @@ def through_an_operand(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> No
     x[_next(lane)] = x[lane]
 
 
-def through_a_scalar(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, held: Any, done: Any) -> None:
-    """A lane leaves the sign of its first token where the next lane finds its length."""
+def through_a_scalar(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, full: Any, results: Any) -> None:
+    """A lane leaves its first token's sign in the next lane's length."""
     lane = pl.program_id(0)
-    zoo.copies_body(slots, lengths, x, old, out, new, held, done)
+    zoo.copies_body(slots, lengths, x, old, out, new, full, results)
     lengths[_next(lane)] = (x[0, 0] > 0).astype(jnp.int32)
 
 
 def _masked(stored: int, read: int = VALUE, other: bool = True, length: int = 8) -> Any:
     def body(x: Any, out: Any) -> None:
-        at = jnp.arange(length)
+        indices = jnp.arange(length)
         instead = -jnp.inf if other else None
-        row = plgpu.load(x.at[at], mask=at < read, other=instead)
+        row = plgpu.load(x.at[indices], mask=indices < read, other=instead)
         weights = jnp.exp(row - jnp.max(row))
-        plgpu.store(out.at[at], weights / jnp.sum(weights), mask=at < stored)
+        plgpu.store(out.at[indices], weights / jnp.sum(weights), mask=indices < stored)
 
     return zoo.masked(body)
 
@@ -129,33 +129,19 @@ def written_twice(x: Any, out: Any) -> None:
 
 def _turns(end: Any, begin: int = 0, length: Any = None) -> Any:
     def body(lengths: Any, keys: Any, out: Any) -> None:
-        mine = lengths[pl.program_id(0) if length is None else length(pl.program_id(0))]
-
-        def block(number: Any, total: Any) -> Any:
-            return total + jnp.sum(keys[pl.ds(number * zoo.BLOCK, zoo.BLOCK)], axis=0)
-
-        blocks = lax.div(mine + zoo.BLOCK - 1, zoo.BLOCK)
+        actual = lengths[pl.program_id(0) if length is None else length(pl.program_id(0))]
+        block = lambda number, total: total + jnp.sum(keys[pl.ds(number * zoo.BLOCK, zoo.BLOCK)], axis=0)
+        blocks = lax.div(actual + zoo.BLOCK - 1, zoo.BLOCK)
         out[...] = lax.fori_loop(begin, end(blocks), block, jnp.zeros(VALUE))
 
     return zoo.turns(body)
-
-
-def _bounded(blocks: Any) -> Any:
-    return jnp.minimum(blocks, CONTEXT // zoo.BLOCK)
 
 
 CROSS, ROW, OPEN, BOUNDS, OPAQUE = Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.UNINITIALIZED, Kind.BOUNDS, Kind.OPAQUE
 LEAK, FAULT, TRACED = Evidence.LEAK, Evidence.FAULT, Evidence.TRACED
 
 
-def _of(base: str) -> Any:
-    def made(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = LEAK) -> Any:
-        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
-
-    return made
-
-
-rows, copies, masked, turns = map(_of, (ROWS, COPIES, MASKED, TURNS))
+rows, copies, masked, turns = map(kernels_of, (ROWS, COPIES, MASKED, TURNS))
 MUTANTS = (
     rows("whole-read-next", "a row of the next lane is read", _rows(lambda n, i: (_next(i), i, i, n[i])), CROSS, ROW),
     rows("whole-write-next", "the next lane's row is written", _rows(lambda n, i: (i, i, _next(i), n[i])), CROSS, ROW),

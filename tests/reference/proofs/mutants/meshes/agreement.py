@@ -1,4 +1,4 @@
-"""Devices that were given different slot maps or lengths: what a step that compares them must not do all the same."""
+"""Devices with different slot maps or lengths, in steps that must not write."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -14,7 +14,7 @@ FAULT = Evidence.FAULT
 
 
 def written_all_the_same(target, source, read, write):
-    """Whether devices agree is told to the host, which hears of it when the rows are written."""
+    """The host learns of disagreeing devices after the rows are written."""
     return put(target, write, gathered(source, read)), devices_agree((read, write))
 
 
@@ -33,9 +33,7 @@ def one_of_two(target, source, read, write):
 def in_turn(target, source, read, write):
     """Devices are compared in every turn of a loop, and the last turn alone decides."""
 
-    def turn(_, one):
-        return devices_agree(one), None
-
+    turn = lambda _, item: (devices_agree(item), None)
     agree = lax.scan(turn, jnp.array(True), jnp.stack([read, write]))[0]
     return put(target, jnp.where(agree, write, TARGET), gathered(source, read)), agree
 

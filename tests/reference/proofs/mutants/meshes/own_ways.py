@@ -1,4 +1,4 @@
-"""Devices that go ways of their own: in branches and loops around a collective, in the order of their rows."""
+"""Devices diverge in branches and loops around a collective."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,45 +19,40 @@ ADVANCED = "sharded rows advanced"
 
 
 def first_device_first(pool, slots, x, lengths):
-    """The first device sums before it does anything else, the others after; collectives pair up by their order."""
-    there = lax.pcast(x, "data", to="varying")
-
-    def after():
-        return lax.psum(jnp.tanh(there), "data") * 0.5 + gathered(pool, slots)
+    """The first device sums first; collectives pair by order."""
+    value = lax.pcast(x, "data", to="varying")
+    later_sum = lambda: lax.psum(jnp.tanh(value), "data") * 0.5 + gathered(pool, slots)
 
     def before():
         rows = gathered(pool, slots)
-        return lax.psum(jnp.tanh(there), "data") * 0.5 + rows
+        return lax.psum(jnp.tanh(value), "data") * 0.5 + rows
 
-    rows = lax.cond(lax.axis_index("data") == 0, before, after)
+    rows = lax.cond(lax.axis_index("data") == 0, before, later_sum)
     return x, put(pool, slots, rows)
 
 
 def idle_device_skips(pool, slots, x, lengths):
-    """A device without an active lane of its own leaves the sum of the weights' parts to the others."""
+    """A device without active lanes skips the weights' sum."""
     part = lax.pcast(jnp.ones(x.shape[1]), "data", to="varying")
     bias = lax.cond(jnp.any(lengths > 0), lambda: lax.psum(part, "data"), lambda: jnp.ones(x.shape[1]))
     return x + bias[None], pool
 
 
 def replay_by_device(pool, slots, x, lengths):
-    """Each device replays as many tokens as it has kept itself, with a sum over all devices for each."""
+    """Each device replays its own token count, summing over devices each time."""
     count = lax.axis_index("data") + 1
     rows = lax.pcast(gathered(pool, slots), "data", to="varying")
-
-    def once(carry):
-        return carry[0] + 1, lax.pcast(lax.psum(carry[1], "data") * 0.5, "data", to="varying")
-
-    rows = lax.while_loop(lambda carry: carry[0] < count, once, (lax.pcast(jnp.int32(0), "data", to="varying"), rows))
+    single = lambda carry: (carry[0] + 1, lax.pcast(lax.psum(carry[1], "data") * 0.5, "data", to="varying"))
+    rows = lax.while_loop(lambda carry: carry[0] < count, single, (lax.pcast(jnp.int32(0), "data", to="varying"), rows))
     return x, put(pool, slots, rows[1])
 
 
 def orders_of_their_own(w, state, x):
-    """Each device sorts rows by what its own columns say, and rows are added up in those orders."""
+    """Each device sorts rows by own columns, then adds them."""
     state = 0.9 * state + x
     chosen, _ = route(w, jnp.tanh(state))
-    mine = jnp.argmax(jnp.tanh(state) @ w["up"][:, :, 0].T, axis=-1).astype(jnp.int32)
-    return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), jnp.repeat(mine, TOP)), chosen), state
+    array = jnp.argmax(jnp.tanh(state) @ w["up"][:, :, 0].T, axis=-1).astype(jnp.int32)
+    return x + jnp.einsum("nkd,nk->nd", mixed(w, jnp.tanh(state), jnp.repeat(array, TOP)), chosen), state
 
 
 def ties_of_their_own(w, state, x):
@@ -68,7 +63,7 @@ def ties_of_their_own(w, state, x):
 
 
 def another_devices_choice(pool, slots, x):
-    """Whether the row of lane 0 is written is decided by the first lane of each device."""
+    """Each device's first lane decides whether lane 0's row is written."""
     row = here(slots[:1], pool)
     begun = lax.cond(x[0, 0] > 0, lambda: pool.at[row].set(1.0, mode="drop", wrap_negative_indices=False), lambda: pool)
     return x, begun
@@ -79,11 +74,11 @@ def draw_choice(rng: np.random.Generator) -> tuple[Any, ...]:
     return pool, slots, x
 
 
-def _apart(id: str, after: str, why: str, local: Callable[..., tuple], lanes: P = WHOLE) -> Mutant:
+def _apart(id: str, source_text: str, why: str, local: Callable[..., tuple], lanes: P = WHOLE) -> Mutant:
     """Devices that meet at other collectives, or do not meet: such a step never ends."""
     of_lane = P(*lanes[:1])
     step = over(local, SPLIT, P(), lanes, of_lane, (lanes, SPLIT))
-    return wrong(ADVANCED, id, after, why, step, Kind.COLLECTIVE, evidence=Evidence.TRACED)
+    return wrong(ADVANCED, id, source_text, why, step, Kind.COLLECTIVE, evidence=Evidence.TRACED)
 
 
 MUTANTS = (

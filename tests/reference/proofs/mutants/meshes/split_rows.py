@@ -1,4 +1,4 @@
-"""Rows of pools that are split over devices, read and written where they are not, or as they are not."""
+"""Rows of split pools read and written at wrong places."""
 
 from collections.abc import Callable
 from typing import Any
@@ -71,13 +71,13 @@ def less(times: Callable[[Array], Array | int], axis: str = "data") -> Callable[
 
 def summed_pool(target, source, read, write):
     """The rows of both devices are added up, to be found on each of them."""
-    both = lax.psum(source, "data")
-    return (put(target, write, both.at[read % both.shape[0]].get(mode="fill", fill_value=0)),)
+    total = lax.psum(source, "data")
+    return (put(target, write, total.at[read % total.shape[0]].get(mode="fill", fill_value=0)),)
 
 
-def _copy(id: str, why: str, *kinds: Kind, leaks: bool = True, after: str = "JAX", **parts: Any) -> Mutant:
+def _copy(id: str, why: str, *kinds: Kind, leaks: bool = True, source_text: str = "JAX", **parts: Any) -> Mutant:
     step = over(copy(**parts), *COPY_SPECS, check_vma=False)
-    return wrong(COPIED, id, after, why, step, *kinds, evidence=LEAK if leaks else FAULT)
+    return wrong(COPIED, id, source_text, why, step, *kinds, evidence=LEAK if leaks else FAULT)
 
 
 MUTANTS = (
@@ -135,7 +135,7 @@ MUTANTS = (
         *MIXES,
         leaks=False,
         total=lambda row: row,
-        after="SGLang#14811",
+        source_text="SGLang#14811",
     ),
     _copy(
         "greatest-for-sum",

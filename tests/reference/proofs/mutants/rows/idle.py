@@ -15,7 +15,7 @@ def idle_lanes_move_on(w, pools, x, lengths):
 
 
 def idle_by_multiplication(w, pools, x, lengths):
-    """`alive * new + (1 - alive) * old` is not `old` where `new` is not finite."""
+    """`alive * new + (1 - alive) * old` differs from `old` for infinite `new`."""
     y, conv, state = gated_delta.delta(w, pools["conv"], pools["state"], x)
     alive = (lengths > 0).astype(jnp.float32)
     keep = {"conv": alive[:, None, None], "state": alive[:, None, None, None]}
@@ -39,8 +39,7 @@ def fresh_before_idle(w, pools, x, lengths, positions):
 
 def idle_writes_zeros(pool, slots, x, w, lengths):
     y, _ = rows.masked_step(pool, slots, x, w, lengths)
-    new = advance(pool[slots], x, w)
-    return y, pool.at[slots].set(jnp.where((lengths > 0)[:, None, None], new, 0.0))
+    return y, pool.at[slots].set(jnp.where((lengths > 0)[:, None, None], advance(pool[slots], x, w), 0.0))
 
 
 def paired_the_other_way(pool, slots, x, w, lengths):

@@ -49,9 +49,9 @@ def narrow_rows(pool, slots, x, w):
 def tile_past_the_end(pool, slots, x, w):
     """A kernel takes eight rows of metadata where there are four: the index is clamped."""
     tile = jnp.arange(2 * LANES, dtype=jnp.int32)
-    here = slots.at[tile].get(mode="clip")
-    new = advance(pool[here], jnp.pad(x, ((0, LANES), (0, 0))), w)
-    return new[:LANES].sum(1), pool.at[here].set(new)
+    source = slots.at[tile].get(mode="clip")
+    new = advance(pool[source], jnp.pad(x, ((0, LANES), (0, 0))), w)
+    return new[:LANES].sum(1), pool.at[source].set(new)
 
 
 def batch_buffer_by_row(pool, slots, x, w):
@@ -95,7 +95,7 @@ def block_of_position(w, pools, slots, positions, x):
 
 
 def none_accepted(w, pool, slots, accepted, drafts):
-    """Read at the offset -1, where nothing was accepted: the last state of the row before."""
+    """Reading at offset -1 takes the previous row's last state."""
     flat = pool.reshape(SLOTS * speculative.DRAFTS, KEY, VALUE)
     state = flat[slots * speculative.DRAFTS + accepted - 1]
     states, out = [], []
@@ -107,12 +107,12 @@ def none_accepted(w, pool, slots, accepted, drafts):
 
 
 def larger(size: int) -> LaneContract:
-    """The contract says that there are more rows than the pool has."""
+    """The contract claims more rows than the pool has."""
     return LaneContract((Pool("seq"), SlotMap("seq", size), Lane(), Shared()), rows.STEP.outputs)
 
 
-def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], **more: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **more)
+def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], **options: Any) -> Any:
+    return wrong(PLAIN, id, source, description, step, *kinds, **options)
 
 
 MUTANTS = (
@@ -212,7 +212,7 @@ MUTANTS = (
         "undeclared-rows",
         "JAX",
         "rows come from an array that is no slot map",
-        lambda pool, slots, x, w, at: elsewhere(at, slots, pool, x, w),
+        lambda pool, slots, x, w, index: elsewhere(index, slots, pool, x, w),
         BAD,
         contract=AT,
         draw=draw_at,
@@ -221,7 +221,7 @@ MUTANTS = (
         "undeclared-rows-clipped",
         "JAX",
         "the same, written with mode clip",
-        lambda pool, slots, x, w, at: elsewhere(slots, at, pool, x, w, "clip"),
+        lambda pool, slots, x, w, index: elsewhere(slots, index, pool, x, w, "clip"),
         BAD,
         contract=AT,
         draw=draw_at,
@@ -230,7 +230,7 @@ MUTANTS = (
         "row-from-request",
         "kekzl/imp#500",
         "the row is the request's number modulo the capacity, in the step",
-        lambda pool, slots, x, w, at: elsewhere(1 + at % (SLOTS - 1), 1 + at % (SLOTS - 1), pool, x, w),
+        lambda pool, slots, x, w, index: elsewhere(1 + index % (SLOTS - 1), 1 + index % (SLOTS - 1), pool, x, w),
         BAD,
         contract=AT,
         draw=draw_ids,

@@ -17,8 +17,7 @@ TABLE = LaneContract(inputs=(*rows.STEP.inputs, Shared()), outputs=rows.STEP.out
 
 def draw_table(rng: np.random.Generator) -> tuple[Any, ...]:
     args = rows.draw(rng)
-    free = np.setdiff1d(np.arange(1, SLOTS), args[1])
-    return (*args, rng.choice(free, LANES).astype(np.int32))
+    return (*args, rng.choice(np.setdiff1d(np.arange(1, SLOTS), args[1]), LANES).astype(np.int32))
 
 
 def clamped_padding(pool, slots, x, w):
@@ -32,8 +31,7 @@ def last_row_as_sentinel(pool, slots, x, w):
 
 
 def wrapped_padding(pool, slots, x, w):
-    target = jnp.where(slots == 0, -1, slots)
-    return elsewhere(slots, target, pool, x, w, "drop")
+    return elsewhere(slots, jnp.where(slots == 0, -1, slots), pool, x, w, "drop")
 
 
 def live_row_as_padding(pool, slots, x, w):
@@ -42,8 +40,7 @@ def live_row_as_padding(pool, slots, x, w):
 
 
 def first_lane_as_padding(pool, slots, x, w):
-    target = jnp.where(slots == 0, slots[0], slots)
-    return elsewhere(slots, target, pool, x, w)
+    return elsewhere(slots, jnp.where(slots == 0, slots[0], slots), pool, x, w)
 
 
 def remainder(pool, slots, x, w):
@@ -62,8 +59,8 @@ def dummy_writes(pool, slots, x, w, table):
     return elsewhere(slots, jnp.where(slots == 0, table, slots), pool, x, w)
 
 
-def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], **more: Any) -> Mutant:
-    return wrong(PLAIN, id, source, description, step, *kinds, **more)
+def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], **options: Any) -> Mutant:
+    return wrong(PLAIN, id, source, description, step, *kinds, **options)
 
 
 MUTANTS = (

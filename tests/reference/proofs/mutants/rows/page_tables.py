@@ -1,4 +1,4 @@
-"""Page tables read and written wrongly: other pages, offsets that leave the page, written padding, wrong strides."""
+"""Page table faults: other pages, offsets, padding writes, wrong strides."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,8 @@ BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.IDLE, Kind
 Pages = Callable[[Any, Any], Any]
 
 
-def _taken(tables: Any, at: Any) -> Any:
-    return jnp.take_along_axis(tables, at[:, None], axis=1, mode="clip")[:, 0]
+def _taken(tables: Any, index: Any) -> Any:
+    return jnp.take_along_axis(tables, index[:, None], axis=1, mode="clip")[:, 0]
 
 
 def _decoding(page: Pages = _taken, offset: int = 0, read: Pages = lambda tables, _: tables) -> Any:
@@ -22,10 +22,10 @@ def _decoding(page: Pages = _taken, offset: int = 0, read: Pages = lambda tables
     def step(w, pools, tables, positions, x):
         q, k, v = project(w, x)
         q, k = rotate(q, positions), rotate(k, positions)
-        at, place = page(tables, positions // PAGE), (positions + offset) % PAGE
-        pools = {"k": pools["k"].at[at, place].set(k), "v": pools["v"].at[at, place].set(v)}
-        seen = read(tables, positions)
-        y = attend(q, of_lane(pools["k"], seen), of_lane(pools["v"], seen), visible(positions))
+        index, place = page(tables, positions // PAGE), (positions + offset) % PAGE
+        pools = {"k": pools["k"].at[index, place].set(k), "v": pools["v"].at[index, place].set(v)}
+        calls = read(tables, positions)
+        y = attend(q, of_lane(pools["k"], calls), of_lane(pools["v"], calls), visible(positions))
         return y @ w["o"].T, pools
 
     return step
@@ -49,13 +49,13 @@ def _chunks(guard: Pages, mode: str = "drop") -> Any:
 
     def step(w, pools, tables, positions, x, lengths):
         q, k, v = project(w, x.reshape(-1, HIDDEN))
-        at = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
+        index = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
         real = jnp.arange(CHUNK, dtype=jnp.int32)[None] < lengths[:, None]
-        page = guard(real, tables.at[jnp.arange(LANES)[:, None], at // PAGE].get(mode="clip"))
+        page = guard(real, tables.at[jnp.arange(LANES)[:, None], index // PAGE].get(mode="clip"))
         k, v = (new.reshape(LANES, CHUNK, KV, SIZE) for new in (k, v))
         pools = {
-            "k": pools["k"].at[page, at % PAGE].set(k, mode=mode),
-            "v": pools["v"].at[page, at % PAGE].set(v, mode=mode),
+            "k": pools["k"].at[page, index % PAGE].set(k, mode=mode),
+            "v": pools["v"].at[page, index % PAGE].set(v, mode=mode),
         }
         last = q.reshape(LANES, CHUNK, *q.shape[1:])[:, 0]
         mask = visible(positions) & (lengths > 0)[:, None]
@@ -102,20 +102,19 @@ def computed_everywhere(pool, tables, positions, x):
 def split_otherwise(pool, tables, positions, x):
     """Pages taken apart again with the page axis and the axis of tokens swapped."""
     page = tables[jnp.arange(LANES), positions // PAGE]
-    paged = pool.reshape(PAGE, PAGES, 2).at[positions % PAGE, page].add(x)
-    return (paged.reshape(PAGES, PAGE, 2),)
+    return (pool.reshape(PAGE, PAGES, 2).at[positions % PAGE, page].add(x).reshape(PAGES, PAGE, 2),)
 
 
-def _one(base: str, id: str, description: str, step: Any, source: str = "vLLM", **more: Any) -> Any:
-    return wrong(base, f"page-{id}", source, description, step, *BAD, **more)
+def _one(base: str, id: str, description: str, step: Any, source: str = "vLLM", **options: Any) -> Any:
+    return wrong(base, f"page-{id}", source, description, step, *BAD, **options)
 
 
 DECODE, WHERE, CHUNKS = (f"paged attention, {name}" for name in ("decoding", "page chosen by where", "chunks"))
 FLAT, WHOLE = "flat token pool of several layers", "pages seen as a flat token pool"
 MUTANTS = (
-    _one(DECODE, "after", "the page behind the lane's", _decoding(lambda tables, at: _taken(tables, at) + 1)),
-    _one(DECODE, "of-neighbour", "the table of the next lane", _decoding(lambda t, at: _taken(jnp.roll(t, 1, 0), at))),
-    _one(DECODE, "as-position", "the place of the page in its table is the page", _decoding(lambda _, at: at)),
+    _one(DECODE, "after", "the page behind the lane's", _decoding(lambda tables, index: _taken(tables, index) + 1)),
+    _one(DECODE, "of-neighbour", "the table of the next lane", _decoding(lambda t, i: _taken(jnp.roll(t, 1, 0), i))),
+    _one(DECODE, "as-position", "the place of the page in its table is the page", _decoding(lambda _, index: index)),
     _one(
         DECODE, "read-of-neighbour", "pages are read by the lanes' tables in reverse",
         _decoding(read=lambda tables, _: tables[::-1]),

@@ -1,4 +1,4 @@
-"""Rows in the order of a sort, told where they lie: by shared numbers that differ from place to place, or by writes."""
+"""Sorted rows that return by place-dependent shared numbers or writes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ PLACES = LANES * TOP
 
 
 def _step(change: Callable[[Array, Array], Array]) -> Any:
-    """The sorted step; `change(rows, order)` is what happens to rows while they are out of order."""
+    """The sorted step, with `change(rows, order)` on sorted rows."""
 
     def step(w, pool, slots, x):
         x, pool = recur(pool, slots, x)
@@ -34,20 +34,10 @@ def _scaled(numbers: Callable[[], Array]) -> Any:
     return _step(lambda rows, order: rows * numbers().astype(jnp.float32)[:, None])
 
 
-def _marked() -> Array:
-    return jnp.ones(PLACES).at[0].set(2.0)
-
-
-def _put_together() -> Array:
-    return jnp.concatenate([jnp.full(1, float(place)) for place in range(PLACES)])
-
-
-def _windows() -> Array:
-    return lax.reduce_window(jnp.ones(PLACES), 0.0, lax.add, (3,), (1,), "SAME")
-
-
-def _random_bits() -> Array:
-    return jax.random.bits(jax.random.key(0), (PLACES,)) % 7
+_marked = lambda: jnp.ones(PLACES).at[0].set(2.0)
+_put_together = lambda: jnp.concatenate([jnp.full(1, float(place)) for place in range(PLACES)])
+_windows = lambda: lax.reduce_window(jnp.ones(PLACES), 0.0, lax.add, (3,), (1,), "SAME")
+_random_bits = lambda: jax.random.bits(jax.random.key(0), (PLACES,)) % 7
 
 
 def _sorted_beside(rows: Array, _: Array) -> Array:
@@ -57,34 +47,33 @@ def _sorted_beside(rows: Array, _: Array) -> Array:
 
 
 def _at_two_indices(rows: Array, order: Array) -> Array:
-    """Each row goes back to its lane and, within it, to a column by its place."""
-    there = jnp.zeros_like(rows).at[order, jnp.arange(PLACES) % HIDDEN].set(rows[:, 0])
-    return rows + there[order]
+    """Each row returns to its lane, in a column by its place."""
+    return rows + jnp.zeros_like(rows).at[order, jnp.arange(PLACES) % HIDDEN].set(rows[:, 0])[order]
 
 
 def _at_two_orders(rows: Array, order: Array) -> Array:
     """The same with a column by another permutation."""
     other = jnp.argsort(-rows[:, 0])
-    there = jnp.zeros((PLACES, PLACES)).at[order, other].set(rows[:, 0])
-    return rows + there.sum(1, where=jnp.arange(PLACES) < 3)[order][:, None]
+    target = jnp.zeros((PLACES, PLACES)).at[order, other].set(rows[:, 0])
+    return rows + target.sum(1, where=jnp.arange(PLACES) < 3)[order][:, None]
 
 
 def _own_row_of_order(rows: Array, order: Array) -> Array:
-    """A lane's numbers, which lie in order, go to its own row, in the column where the sort has taken it from."""
-    mine = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
-    there = jnp.zeros((PLACES, PLACES)).at[jnp.arange(PLACES), order].set(mine)
-    return rows + (there @ jnp.arange(float(PLACES)))[order][:, None]
+    """A lane's ordered numbers go to its row at sorted columns."""
+    row = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
+    target = jnp.zeros((PLACES, PLACES)).at[jnp.arange(PLACES), order].set(row)
+    return rows + (target @ jnp.arange(float(PLACES)))[order][:, None]
 
 
 def _lanes_beside_the_order(rows: Array, order: Array) -> Array:
-    """Lanes lie along one axis, and the order picks along another."""
-    mine = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
-    there = jnp.zeros((PLACES, PLACES)).at[order].set(jnp.arange(float(PLACES))[:, None] * mine[None])
-    return rows + there[0][order][:, None]
+    """Lanes are along one axis, and the order picks along another."""
+    row = jnp.zeros_like(rows).at[order].set(rows)[:, 0]
+    target = jnp.zeros((PLACES, PLACES)).at[order].set(jnp.arange(float(PLACES))[:, None] * row[None])
+    return rows + target[0][order][:, None]
 
 
 def _cleared_by_place(rows: Array, _: Array) -> Array:
-    """Rows lie along the second axis; in each, the number at another index is cleared."""
+    """Rows are along the second axis; in each, the number at another index is cleared."""
     columns = jnp.arange(PLACES)[:, None] % HIDDEN
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,), (1,), (0,))
     return lax.scatter(rows.T, columns, jnp.zeros(PLACES), numbers).T
@@ -98,13 +87,13 @@ def _overwritten_by_place(rows: Array, _: Array) -> Array:
 
 
 def _clamped_order(rows: Array, order: Array) -> Array:
-    """A count that ends before the rows do is read in their order: the index is clamped."""
-    there = jnp.zeros_like(rows).at[order].set(rows)
-    return there[jnp.arange(PLACES - TOP, dtype=jnp.int32).at[order].get(mode="clip")]
+    """A short count is read in row order: the index clamps."""
+    target = jnp.zeros_like(rows).at[order].set(rows)
+    return target[jnp.arange(PLACES - TOP, dtype=jnp.int32).at[order].get(mode="clip")]
 
 
 def _count_of_wrapped_keys(w, pool, slots, x):
-    """Rows are sorted by squares of keys in eight bits, and counted by squares in thirty-two."""
+    """Rows sort by 8-bit squares and count by 32-bit squares."""
     x, pool = recur(pool, slots, x)
     chosen, expert = route(w, x)
     narrow = (expert.reshape(-1) + 13).astype(jnp.uint8)

@@ -54,14 +54,12 @@ def read_after_write(pool, slots, x, w):
 def two_chains(pool, slots, x, w):
     """Two successors of one version; the first is lost."""
     rows = advance(pool[slots], x, w)
-    first = pool.at[slots].set(rows)
-    return first[slots].sum(1), pool.at[slots].add(x.sum(1)[:, None, None])
+    return pool.at[slots].set(rows)[slots].sum(1), pool.at[slots].add(x.sum(1)[:, None, None])
 
 
 def write_lost(pool, slots, x, w):
     """The written rows are read, and the pool before the write is returned."""
-    written = pool.at[slots].set(advance(pool[slots], x, w))
-    return written[slots].sum(1), pool
+    return pool.at[slots].set(advance(pool[slots], x, w))[slots].sum(1), pool
 
 
 def whole_pool_decays(pool, slots, x, w):
@@ -80,7 +78,7 @@ def pool_rolled(pool, slots, x, w):
 
 
 def copies_one_after_the_other(pools, source, target):
-    """A later copy reads what an earlier one has written."""
+    """A later copy reads an earlier copy's result."""
     for i in range(LANES):
         pools = jax.tree.map(lambda pool, i=i: pool.at[target[i]].set(pool[source[i]]), pools)
     return (pools,)
@@ -124,8 +122,8 @@ def caches_swapped(w, pools, slots, positions, x):
     return y, {"k": pools["v"], "v": pools["k"]}
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **more: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **more)
+def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
+    return wrong(PLAIN, id, source, description, step, *kinds, **options)
 
 
 def _square(id: str, description: str, step: Any) -> Any:

@@ -16,62 +16,55 @@ BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.CONSTANT, 
 Change = Callable[[Array], Array]
 
 
-def _same(array: Array) -> Array:
-    return array
+_unchanged = lambda array: array
+_rolled = lambda array: jnp.roll(array, 1, axis=0)
+_first = lambda array: jnp.broadcast_to(array[:1], array.shape)
 
 
-def _rolled(array: Array) -> Array:
-    return jnp.roll(array, 1, axis=0)
-
-
-def _first(array: Array) -> Array:
-    return jnp.broadcast_to(array[:1], array.shape)
-
-
-def _prefill(segments: Change = _same, rows: Change = _same, behind: Change = jnp.zeros_like) -> Any:
+def _prefill(segments: Change = _unchanged, rows: Change = _unchanged, change: Change = jnp.zeros_like) -> Any:
     """Other segments, other rows of the cache, other rests of rows."""
 
-    def step(w, pools, x, given):
-        y, k, v = prefill(w, x, segments(given))
-        news = {"k": rows(k), "v": rows(v), "segment": given}
-        rest = {name: behind(pool[:, TOKENS:]) for name, pool in pools.items()}
+    def step(w, pools, x, settings):
+        y, k, v = prefill(w, x, segments(settings))
+        news = {"k": rows(k), "v": rows(v), "segment": settings}
+        rest = {name: change(pool[:, TOKENS:]) for name, pool in pools.items()}
         return y, {name: jnp.concatenate([new, rest[name]], axis=1) for name, new in news.items()}
 
     return step
 
 
-def _decode(at: Change = _same, new: Change = _same, held: Change = _same) -> Any:
+def _decode(at: Change = _unchanged, new: Change = _unchanged, contents: Change = _unchanged) -> Any:
     """Other positions, other entries, other segments of the rows."""
 
     def step(w, pools, positions, x):
         q, k, v = project(w, x)
         q, k = rotate(q, positions), rotate(k, positions)
         news = {"k": new(k), "v": v, "segment": jnp.ones(LANES, jnp.int32)}
-        pools = {name: put_by_lane(pools[name], one, at(positions)) for name, one in news.items()}
-        return attend(q, pools["k"], pools["v"], held(pools["segment"]) == 1) @ w["o"].T, pools
+        pools = {name: put_by_lane(pools[name], new, at(positions)) for name, new in news.items()}
+        return attend(q, pools["k"], pools["v"], contents(pools["segment"]) == 1) @ w["o"].T, pools
 
     return step
 
 
-def _ring(began: Change = _same, new: Change = _same, at: Callable[[Array, Array], Array] = lambda at, _: at) -> Any:
+def _ring(
+    began: Change = _unchanged, new: Change = _unchanged, at: Callable[[Array, Array], Array] = lambda i, _: i
+) -> Any:
     """Other beginnings, other entries, another place of the ring."""
 
-    def step(w, pools, steps, given, x):
+    def step(w, pools, steps, settings, x):
         q, k, v = project(w, x)
-        place = at(steps % WINDOW, given)
+        place = at(steps % WINDOW, settings)
         pools = {
-            name: lax.dynamic_update_slice_in_dim(pools[name], one[:, None], place, axis=1)
-            for name, one in (("k", new(k)), ("v", v))
+            name: lax.dynamic_update_slice_in_dim(pools[name], item[:, None], place, axis=1)
+            for name, item in (("k", new(k)), ("v", v))
         }
-        return attend(q, pools["k"], pools["v"], seen(steps % WINDOW, began(given))) @ w["o"].T, pools
+        return attend(q, pools["k"], pools["v"], seen(steps % WINDOW, began(settings))) @ w["o"].T, pools
 
     return step
 
 
 def _experts(**parts: Any) -> Any:
-    def local(w, state, x):
-        return parallel(w, state, x, lambda w, x, expert: of_experts(w, x, expert, **parts))
-
+    local = lambda w, state, x: parallel(w, state, x, lambda w, x, expert: of_experts(w, x, expert, **parts))
     return over(local, *PARALLEL_SPECS)
 
 
@@ -87,19 +80,19 @@ MUTANTS = (
          _prefill(lambda ids: jnp.broadcast_to(ids.max(axis=0), ids.shape))),
     _one(PREFILL, "row-prefill-rows", "keys and values go to the rows of lanes in reverse",
          _prefill(rows=lambda new: new[::-1])),
-    _one(PREFILL, "row-prefill-rest", "behind a prompt lies what another row held there", _prefill(behind=_rolled)),
+    _one(PREFILL, "row-prefill-rest", "behind a prompt lies what another row held there", _prefill(change=_rolled)),
     _one(DECODE, "row-decode-first", "all lanes write at the position of lane 0", _decode(at=_first)),
     _one(DECODE, "row-decode-longest", "all lanes write at the greatest position",
-         _decode(at=lambda at: jnp.minimum(jnp.broadcast_to(at.max(), at.shape), CONTEXT - 1))),
+         _decode(at=lambda array: jnp.minimum(jnp.broadcast_to(array.max(), array.shape), CONTEXT - 1))),
     _one(DECODE, "row-decode-new", "the key of the lane before is written", _decode(new=_rolled)),
-    _one(DECODE, "row-decode-held", "a lane sees what another row holds", _decode(held=_rolled)),
+    _one(DECODE, "row-decode-held", "a lane sees what another row holds", _decode(contents=_rolled)),
     _one(RING, "ring-began-first", "what lane 0 may see is shown to all", _ring(began=_first), "JAX-LLM-examples"),
     _one(RING, "ring-began-rolled", "a lane sees as far back as another began", _ring(began=_rolled),
          "JAX-LLM-examples"),
     _one(RING, "ring-new", "keys are written to the rows of lanes in reverse", _ring(new=lambda new: new[::-1]),
          "JAX-LLM-examples"),
     _one(RING, "ring-place", "the place of the ring depends on when lanes began",
-         _ring(at=lambda at, began: (at + began.max()) % WINDOW), "JAX-LLM-examples"),
+         _ring(at=lambda place, began: (place + began.max()) % WINDOW), "JAX-LLM-examples"),
     _one(EXPERTS, "expert-rows-sorted", "results stay in the order of experts", _experts(back=lambda order: order),
          "JAX-LLM-examples"),
     _one(EXPERTS, "expert-rows-taken", "experts get the rows of a batch that is not sorted by them",

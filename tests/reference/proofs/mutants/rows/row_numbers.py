@@ -1,4 +1,4 @@
-"""Row numbers that an operation has changed on the way: index columns spread over lanes, fill values, guards, wraps."""
+"""Changed row numbers: spread columns, fill values, guards, wraps."""
 
 from typing import Any
 
@@ -47,19 +47,19 @@ def index_columns(pool, slots, x, w):
 
 
 def row_as_fill(pool, slots, x, w, choice):
-    """A lane's look-up past the end of its own rows is filled with row 3."""
+    """A lane's look-up past the end of its rows is filled with row 3."""
     row = slots[:, None].at[jnp.arange(LANES)[:, None], choice[:, None]].get(mode="fill", fill_value=3)[:, 0]
     return advance(pool[row], x, w).sum(1), rows.plain_step(pool, slots, x, w)[1]
 
 
 def row_as_guard(pool, slots, x, w, choice):
-    """Padding writes past the rows of the slot map, to a row that the pool has."""
+    """Padding writes past the slot map to an existing row."""
     new = advance(pool[slots], x, w)
     return new.sum(1), pool.at[jnp.where(choice > 1, SLOTS, slots)].set(new, mode="drop")
 
 
 def filled_column(pool, slots, x, w, place):
-    """A column past the end is read as NaN, changed by row, and put back over the last column."""
+    """A column past the end reads NaN and overwrites the last column."""
     column = pool.at[:, place].get(mode="fill", wrap_negative_indices=False)
     column = column.at[slots].set(x[:, :1] * jnp.ones((1, VALUE)), mode="drop")
     return advance(pool[slots], x, w).sum(1), pool.at[:, place].set(column, mode="clip", wrap_negative_indices=False)
@@ -78,8 +78,8 @@ def _windowed(padding: int, dilation: int) -> Any:
     return step
 
 
-def _plain(id: str, description: str, step: Any, **more: Any) -> Any:
-    return wrong(PLAIN, id, "JAX", description, step, *BAD, **more)
+def _plain(id: str, description: str, step: Any, **options: Any) -> Any:
+    return wrong(PLAIN, id, "JAX", description, step, *BAD, **options)
 
 
 MUTANTS = (

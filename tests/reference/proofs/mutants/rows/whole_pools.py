@@ -1,4 +1,4 @@
-"""Pools of which every row is another, summed up or moved, and rows of idle lanes that are put back elsewhere."""
+"""Pools with every row replaced, summed or moved, and misplaced idle rows."""
 
 from typing import Any
 
@@ -38,27 +38,22 @@ def draw_active(rng: np.random.Generator) -> tuple[Any, ...]:
 
 def draw_apart(rng: np.random.Generator) -> tuple[Any, ...]:
     pool, write, *rest = rows.draw_length(rng)
-    read = np.where(write == 0, 0, slot_map(rng, padding=False)).astype(np.int32)
-    return (pool, read, write, *rest)
+    return (pool, np.where(write == 0, 0, slot_map(rng, padding=False)).astype(np.int32), write, *rest)
 
 
 def draw_pair(rng: np.random.Generator) -> tuple[Any, ...]:
-    here, there = (np.array([rng.integers(0, KEY), rng.integers(0, VALUE)], np.int32) for _ in range(2))
-    return (*rows.draw(rng), here, there)
+    source, target = (np.array([rng.integers(0, KEY), rng.integers(0, VALUE)], np.int32) for _ in range(2))
+    return (*rows.draw(rng), source, target)
 
 
 def histogram(pool, slots, x, w):
     """Counts over the rows of everybody: how often each is the greatest."""
     greatest = jnp.argmax(pool.reshape(SLOTS, KEY * VALUE), axis=1)
-    counted = jnp.zeros(SLOTS).at[greatest].add(1.0)
-    return rows.plain_step(pool, slots, x + counted[slots][:, None], w)
+    return rows.plain_step(pool, slots, x + jnp.zeros(SLOTS).at[greatest].add(1.0)[slots][:, None], w)
 
 
 def _replaced(replace: Any) -> Any:
-    def step(pool, slots, x, w, other, flag):
-        y = advance(pool[slots], x, w).sum(1)
-        return y, replace(pool, other, flag)
-
+    step = lambda pool, slots, x, w, other, flag: (advance(pool[slots], x, w).sum(1), replace(pool, other, flag))
     return step
 
 
@@ -72,29 +67,29 @@ def _gated(new: Any, old: Any, lengths: Any) -> Any:
 
 
 def guarded_read(pool, slots, x, w, lengths, active):
-    """Rows are read with a guard and written without: an idle lane that is guarded writes the fill value."""
+    """Guarded reads with unguarded writes: an idle lane writes the fill value."""
     old = pool.at[jnp.where(active > 0, slots, SLOTS)].get(mode="fill")
     new = advance(old, x, w)
     return new.sum(1), pool.at[slots].set(_gated(new, old, lengths))
 
 
 def copied_while_idle(pool, read, write, x, w, lengths):
-    """An idle lane copies the row that it reads to the row that it would write."""
+    """An idle lane copies its read row to its write row."""
     old = pool[read]
     new = advance(old, x, w)
     return new.sum(1), pool.at[write].set(_gated(new, old, lengths))
 
 
-def moved_element(pool, slots, x, w, here, there):
-    """One element of every row is taken at one pair of indices and put back at another."""
+def moved_element(pool, slots, x, w, source, target):
+    """One element per row moves between two index pairs."""
     read = lax.GatherDimensionNumbers((0,), (1, 2), (1, 2))
     write = lax.ScatterDimensionNumbers((0,), (1, 2), (1, 2))
-    taken = lax.gather(pool, here, read, (SLOTS, 1, 1), mode="clip")
-    return advance(pool[slots], x, w).sum(1), lax.scatter(pool, there, taken, write, mode="clip")
+    selection = lax.gather(pool, source, read, (SLOTS, 1, 1), mode="clip")
+    return advance(pool[slots], x, w).sum(1), lax.scatter(pool, target, selection, write, mode="clip")
 
 
-def _whole(id: str, description: str, step: Any, kinds: Any = FRAME, **more: Any) -> Any:
-    return wrong(PLAIN, id, "JAX", description, step, *kinds, **more)
+def _whole(id: str, description: str, step: Any, kinds: Any = FRAME, **options: Any) -> Any:
+    return wrong(PLAIN, id, "JAX", description, step, *kinds, **options)
 
 
 def _other(id: str, description: str, replace: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tokens of other lanes in windows along an axis, by wrong lengths, by infinities, and in loops over indices."""
+"""Tokens of other lanes through windows, lengths, infinities, and index loops."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, Mutant, wrong
 from zoo.program import LANES
-from zoo.token_neighbours import index, start
 from zoo.tokens.token_indices import (
     WIDTH,
     attention,
@@ -23,6 +22,7 @@ from zoo.tokens.token_indices import (
     stacked,
     windows,
 )
+from zoo.tokens.token_neighbours import index, start
 
 BAD = (Kind.CROSS_LANE, Kind.WRONG_ROW)
 

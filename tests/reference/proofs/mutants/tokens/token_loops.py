@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 from mutants.mutant import Kind, wrong
 from zoo.program import LANES
-from zoo.token_neighbours import index, start, stop
 from zoo.tokens.token_loops import begun_anew, rows_of_a_pool, rows_of_lanes
+from zoo.tokens.token_neighbours import index, start, stop
 from zoo.tokens.token_sums import TOKENS
 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN
-from zoo.token_neighbours import index, start
+from zoo.tokens.token_neighbours import index, start
 from zoo.tokens.token_scans import ROWS, decays, ends, mapped, scaled, scanned, starts, sums, tiled
 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.CONTROL)
@@ -20,39 +20,21 @@ def _tile(id: str, description: str, step: Any) -> Any:
     return wrong("lane tiles: mapped in batches", f"lane-tile-{id}", "JAX", description, step, *BAD)
 
 
-def _multiplied(left: Any, right: Any) -> Any:
-    return left[0] | right[0], (1.0 - right[0].astype(jnp.float32)) * left[1] + right[1]
+_multiplied = lambda rest, right: (rest[0] | right[0], (1.0 - right[0].astype(jnp.float32)) * rest[1] + right[1])
+_first = lambda rest, right: (rest[0] | right[0], jnp.where(rest[0], right[1], rest[1] + right[1]))
+_every = lambda rest, right: (rest[0] & right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_right_only = lambda rest, right: (right[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_left_flag = lambda rest, right: (rest[0], jnp.where(right[0], right[1], rest[1] + right[1]))
+_negated = lambda rest, right: (rest[0] | right[0], jnp.where(right[0], rest[1] + right[1], right[1]))
 
 
-def _left(left: Any, right: Any) -> Any:
-    return left[0] | right[0], jnp.where(left[0], right[1], left[1] + right[1])
-
-
-def _both(left: Any, right: Any) -> Any:
-    return left[0] & right[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-
-def _right_only(left: Any, right: Any) -> Any:
-    return right[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-
-def _left_flag(left: Any, right: Any) -> Any:
-    return left[0], jnp.where(right[0], right[1], left[1] + right[1])
-
-
-def _negated(left: Any, right: Any) -> Any:
-    return left[0] | right[0], jnp.where(right[0], left[1] + right[1], right[1])
-
-
-def _state_kept(left: Any, right: Any) -> Any:
+def _state_kept(rest: Any, right: Any) -> Any:
     flag, decay, state = right
-    return left[0] | flag, jnp.where(flag, decay, left[1] * decay), decay * left[2] + state
+    return rest[0] | flag, jnp.where(flag, decay, rest[1] * decay), decay * rest[2] + state
 
 
 def _carried(x, y):
-    def tile(carry, rows):
-        return carry + rows.sum(0), rows + carry[None]
-
+    tile = lambda carry, rows: (carry + rows.sum(0), rows + carry[None])
     return lax.scan(tile, jnp.zeros(HIDDEN), x.reshape(2, -1, HIDDEN))[1].reshape(ROWS, HIDDEN)
 
 
@@ -71,8 +53,8 @@ MUTANTS = (
     _scan("ends", "a reset at the last token", scanned(ends)),
     _scan("reverse", "in reverse, a reset at the first token", scanned(starts, reverse=True)),
     _scan("multiplied", "zero times nan is nan", scanned(starts, _multiplied)),
-    _scan("left", "the flag of the left part", scanned(starts, _left)),
-    _scan("and", "both flags for one of them", scanned(starts, _both)),
+    _scan("left", "the flag of the left part", scanned(starts, _first)),
+    _scan("and", "both flags for one of them", scanned(starts, _every)),
     _scan("right-only", "the flag of the right token only", scanned(starts, _right_only)),
     _scan("left-flag", "the flag of the left part is passed on", scanned(starts, _left_flag)),
     _scan("negated", "the cases are exchanged", scanned(starts, _negated)),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN, LANES
-from zoo.token_neighbours import ends_passed, index, start, starts_passed, stop
+from zoo.tokens.token_neighbours import ends_passed, index, start, starts_passed, stop
 from zoo.tokens.token_sums import (
     LOWER,
     between,
@@ -47,8 +47,7 @@ def _shifted(pool, slots, x, active):
 
 
 def _two_versions(pool, slots, x, active):
-    first = pool.at[slots[0]].set(x[0])
-    return jnp.where(active[1], first.at[slots[1]].set(x[1]), pool)
+    return jnp.where(active[1], pool.at[slots[0]].set(x[0]).at[slots[1]].set(x[1]), pool)
 
 
 def _clipped_sum(x, cu):

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from zoo.packed import CU, STATE, TOKENS
 from zoo.program import HIDDEN, LANES, SLOTS, Program, normal
-from zoo.token_neighbours import NEIGHBOURS, draw, ends_passed, index, start, starts_passed
+from zoo.tokens.token_neighbours import NEIGHBOURS, draw, ends_passed, index, start, starts_passed
 
 from ir_passes import Lane, LaneContract, Packed, Pool, SlotMap
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from zoo.packed import CU, TOKENS
 from zoo.program import HIDDEN, LANES, SLOTS, Program, normal
-from zoo.token_neighbours import ends_passed, index, start
+from zoo.tokens.token_neighbours import ends_passed, index, start
 from zoo.tokens.token_sums import draw_rows as draw_pool
 
 from ir_passes import Lane, LaneContract, Packed, Pool, SlotMap

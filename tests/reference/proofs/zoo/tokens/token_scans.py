@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from zoo.packed import CU, TOKENS
 from zoo.program import HIDDEN, Program, normal
-from zoo.token_neighbours import changed, draw, ends_passed, index, start, stop
+from zoo.tokens.token_neighbours import changed, draw, ends_passed, index, start, stop
 
 from ir_passes import Lane, LaneContract, Packed
 

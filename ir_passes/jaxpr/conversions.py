@@ -65,7 +65,8 @@ def is_whole(dtype: Any) -> bool:
 
 
 def _is_number(dtype: Any) -> bool:
-    return not is_key(dtype) and (is_whole(dtype) or bool(jnp.issubdtype(dtype, jnp.floating)))
+    # Tokens have no dtype; NumPy reads None as float64.
+    return dtype is not None and not is_key(dtype) and (is_whole(dtype) or bool(jnp.issubdtype(dtype, jnp.floating)))
 
 
 def _bounds(dtype: Any) -> tuple[int, int]:

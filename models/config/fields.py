@@ -1,4 +1,7 @@
-"""Readers of common config.json fields."""
+"""Readers of common config.json fields.
+
+Not shared with other families: nothing; all of them read these fields.
+"""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,7 @@
-"""Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, MLA with RoPE and output gate, MoE."""
+"""Ling 3.0 (`bailing_hybrid`): KDA with bounded decay, MLA with RoPE and output gate, MoE.
+
+Not shared with other families: the layer pattern by groups, and an MTP head whose layer follows the last one.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

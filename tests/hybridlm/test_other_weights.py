@@ -164,7 +164,7 @@ def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkey
     def unexpected(*arguments: Any) -> str:
         raise AssertionError("the weights were read a second time")
 
-    monkeypatch.setattr("hybridlm.files.version.SETTLED_NS", 0)
+    monkeypatch.setattr("hybridlm.files.atomic.SETTLED_NS", 0)
     monkeypatch.setattr("hybridlm.checkpoint.fingerprint.checkpoint_fingerprint", unexpected)
     lm = loaded(base, text_lm, prefix_cache="600kB")
     prefix = lm.prefix(PROMPT[:9])
@@ -176,7 +176,7 @@ def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkey
 def test_a_model_of_files_that_changed_is_neither_saved_nor_merged_into(
     base: Path, text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hybridlm.files.version.SETTLED_NS", 0)
+    monkeypatch.setattr("hybridlm.files.atomic.SETTLED_NS", 0)
     lm = loaded(copied(base, tmp_path / "m"), text_lm)
     prefix = lm.prefix(PROMPT)
     prefix_of_new = loaded(with_row(base, tmp_path / "new"), text_lm).prefix(PROMPT)

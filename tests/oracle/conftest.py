@@ -17,8 +17,8 @@ from hybridlm.engine.engine import Engine
 Engine.checked = True  # as in tests/hybridlm
 
 NEED_TORCH = [
-    "test_adapters.py", "test_config_defaults.py", "test_decisions.py", "test_processors.py", "test_rope_types.py",
-    "test_text_heads.py", "test_torch_update.py", "text/test_tiktoken.py",
+    "test_adapters.py", "test_config_defaults.py", "test_decisions.py", "test_mtp_oracle.py", "test_processors.py",
+    "test_rope_types.py", "test_text_heads.py", "test_torch_update.py", "text/test_tiktoken.py",
 ]  # fmt: skip
 """Files that import torch, or what comes with it, as they are collected, by runs that leave the oracle out, too."""
 collect_ignore = NEED_TORCH if find_spec("torch") is None else []

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from zoo.catalogue import PROGRAMS
+from zoo.kernels import buffered_kernels
 from zoo.meshes import sharded_rows
 from zoo.program import Program
 
@@ -25,7 +26,7 @@ KERNELS = {
     "kernel: rows by copies",
     "kernel: rows by prefetched slots",
     "kernel: rows in place",
-}
+} | {program.name for program in buffered_kernels.PROGRAMS}
 """They find their rows by themselves, in a language that only the proof reads."""
 UNTRACKED = {
     "sharded channels of packed tokens",

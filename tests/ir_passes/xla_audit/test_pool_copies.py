@@ -52,8 +52,12 @@ def slotted(*shape: int, dtype: Any = jnp.float32) -> tuple[LaneContract, tuple[
     return contract, (jnp.zeros(shape, dtype), jnp.arange(1, LANES + 1, dtype=jnp.int32), jnp.ones((LANES, *shape[1:])))
 
 
-cast_and_set = lambda pool, slots, x: (pool.at[slots].set(x.astype(pool.dtype)), x)
-sorted_whole = lambda pool, slots, x: (pool.at[slots].set(x), x + jnp.sort(pool, axis=0)[slots])
+def cast_and_set(pool, slots, x):
+    return pool.at[slots].set(x.astype(pool.dtype)), x
+
+
+def sorted_whole(pool, slots, x):
+    return pool.at[slots].set(x), x + jnp.sort(pool, axis=0)[slots]
 
 
 def row_after_row(pool, slots, x):

@@ -1,6 +1,6 @@
-"""A function of f32[lanes, width] for each JAX feature: dtypes, effects, nested programs, kernels.
+"""One function of f32[lanes, width] for everything that JAX traces: dtypes, effects, programs inside programs, kernels.
 
-They are put together at random; a composition need not keep lanes apart. More than 300 lines: a list.
+They are put together at random; what comes of a composition need not keep lanes apart. More than 300 lines: a list.
 """
 
 import functools
@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 
 LANES = WIDTH = 4
-"""Equal, so that lengths do not reveal a confused axis."""
+"""Equal, so that an axis that is taken for another one is not seen by its length."""
 F32 = jax.ShapeDtypeStruct((LANES, WIDTH), jnp.float32)
 FLOATS = """
 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz
@@ -63,7 +63,9 @@ def back(x: Array) -> Array:
 
 def _of_dtype(name: str) -> None:
     dtype = jnp.dtype(name)
-    through = lambda x: real(x.astype(dtype))
+
+    def through(x):
+        return real(x.astype(dtype))
 
     def captured(x):
         array, numbers = jnp.ones((LANES, WIDTH), dtype), np.zeros((WIDTH,), np.float32).astype(dtype)
@@ -77,8 +79,8 @@ def _of_dtype(name: str) -> None:
 
     def carried(x):
         carry = (x.astype(dtype), jnp.ones((), dtype), jnp.zeros((0, 3), dtype))
-        (y, item, _), rows = lax.scan(lambda c, z: (c, (z, c[1])), carry, x.astype(dtype))
-        return real(y) + real(item) + real(rows[0])
+        (y, one, _), rows = lax.scan(lambda c, z: (c, (z, c[1])), carry, x.astype(dtype))
+        return real(y) + real(one) + real(rows[0])
 
     for function in (through, captured, moved, carried):
         STEPS[f"{function.__name__} {name}"] = function
@@ -108,38 +110,43 @@ def _of_keys(generator: str) -> None:
     numbers = np.arange((1 + LANES) * size, dtype=np.uint32).reshape(1 + LANES, size)
     # Of arrays of the host: nothing is compiled as tests are collected.
     key, keys = (jax.random.wrap_key_data(jnp.asarray(data), impl=generator) for data in (numbers[0], numbers[1:]))
-    captured_key = lambda x: x + jax.random.normal(key, x.shape)
-    captured_keys = lambda x: x + jax.vmap(lambda item: jax.random.uniform(item, (WIDTH,)))(keys)
+
+    def captured_key(x):
+        return x + jax.random.normal(key, x.shape)
+
+    def captured_keys(x):
+        return x + jax.vmap(lambda one: jax.random.uniform(one, (WIDTH,)))(keys)
 
     def seeded(x):
         seeds = x[:, 0].astype(jnp.int32)
-        mapped = jax.vmap(lambda seed: jax.random.key(seed, impl=generator))(seeds)
-        return x + jax.vmap(lambda item: jax.random.normal(jax.random.clone(item), (WIDTH,)))(mapped)
+        own = jax.vmap(lambda seed: jax.random.key(seed, impl=generator))(seeds)
+        return x + jax.vmap(lambda one: jax.random.normal(jax.random.clone(one), (WIDTH,)))(own)
 
     def folded(x):
-        mapped = jax.vmap(jax.random.fold_in, (None, 0))(key, x[:, 1].astype(jnp.uint32))
-        return x + jax.vmap(lambda item: jax.random.normal(item, (WIDTH,)))(mapped)
+        own = jax.vmap(jax.random.fold_in, (None, 0))(key, x[:, 1].astype(jnp.uint32))
+        return x + jax.vmap(lambda one: jax.random.normal(one, (WIDTH,)))(own)
 
     def words(x):
         data = jax.random.key_data(keys)
-        return back(jax.random.wrap_key_data(data + x[:, :1].astype(jnp.uint32), impl=generator)) + x
+        again = jax.random.wrap_key_data(data + x[:, :1].astype(jnp.uint32), impl=generator)
+        return back(again) + x
 
     def moved_keys(x):
-        array = jnp.stack([keys, jnp.roll(keys, 1)])[0].reshape(2, 2).T.reshape(-1)
-        array = jnp.where(x[:, 0] > 0, array, keys)[jnp.argsort(x[:, 1])]
-        return back(array.at[0].set(key)) + back(jnp.concatenate([array, keys])) + back(array[:0].reshape(0)) * 0
+        own = jnp.stack([keys, jnp.roll(keys, 1)])[0].reshape(2, 2).T.reshape(-1)
+        own = jnp.where(x[:, 0] > 0, own, keys)[jnp.argsort(x[:, 1])]
+        return back(own.at[0].set(key)) + back(jnp.concatenate([own, keys])) + back(own[:0].reshape(0)) * 0
 
     def carried_keys(x):
         def body(carry, z):
-            first, second = jax.random.split(carry[0])
-            return (first, carry[1]), z + jax.random.normal(second, z.shape)
+            one, two = jax.random.split(carry[0])
+            return (one, carry[1]), z + jax.random.normal(two, z.shape)
 
         (last, _), rows = lax.scan(body, (key, keys), x)
         return rows + lax.cond(x[0, 0] > 0, lambda: back(last), lambda: back(keys))
 
     def sampled(x):
-        def one_lane(item, logits):
-            a, b, c = jax.random.split(item, 3)
+        def one_lane(one, logits):
+            a, b, c = jax.random.split(one, 3)
             drawn = jax.random.categorical(a, logits) + jax.random.bernoulli(b) + jax.random.randint(c, (), 0, 3)
             return logits + drawn + jax.random.gamma(a, 1.5) + jax.random.permutation(b, logits)
 
@@ -189,8 +196,8 @@ _of_callbacks()
 
 @step
 def foreign(x):
-    settings = {"stride": np.int32(2), "text": "a", "many": np.arange(3), "flag": True}
-    return jax.ffi.ffi_call("any_target", F32)(x, **settings)
+    given = {"stride": np.int32(2), "text": "a", "many": np.arange(3), "flag": True}
+    return jax.ffi.ffi_call("any_target", F32)(x, **given)
 
 
 def row_kernel(x_ref, out_ref):
@@ -289,7 +296,7 @@ def empty_carry(x):
 
 @step
 def long_carry(x):
-    """A window of rows: facts of the last row reach the first after many rounds."""
+    """A window of rows: what is known of the last one reaches the first after as many rounds."""
     window = (*(jnp.zeros_like(x) for _ in range(20)), x)
     return lax.scan(lambda c, _: ((*c[1:], c[-1]), None), window, None, length=20)[0][0]
 
@@ -312,6 +319,11 @@ def scalars(x):
         + jnp.bfloat16(2).astype(jnp.float32)
         + np.array(4.0, np.float32)
     )
+
+
+@step
+def weak_types(x):
+    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2.0), (0, x))[1]
 
 
 @step
@@ -359,8 +371,20 @@ def linear_solve(x):
 
 @step
 def root(x):
-    solve = lambda f, guess: lax.fori_loop(0, 3, lambda _, y: y - f(y) / 2.0, guess)
+    def solve(f, guess):
+        return lax.fori_loop(0, 3, lambda _, y: y - f(y) / 2.0, guess)
+
     return lax.custom_root(lambda y: 2.0 * y - x, x, solve, lambda g, y: y / g(jnp.ones_like(y)))
+
+
+@step
+def associative(x):
+    return lax.associative_scan(jnp.add, x, axis=1) + lax.associative_scan(jnp.maximum, x, axis=0)
+
+
+@step
+def composite(x):
+    return lax.composite(lambda y, *, scale: y * scale, name="any.scaled")(x, scale=2.0)
 
 
 @step
@@ -374,15 +398,17 @@ def kinds_of_reduction(x):
 
 @step
 def kinds_of_scatter(x):
-    array = jnp.array([1, 0, 2])
-    y = x.at[array].add(1.0).at[array].multiply(2.0).at[array].min(3.0).at[:, array].max(0.0).at[0, 1].apply(jnp.sin)
-    return y.at[x[:, 0].astype(jnp.int32)].set(0.0, mode="drop").at[array].get(mode="fill", fill_value=0).sum(0) + y
+    at = jnp.array([1, 0, 2])
+    y = x.at[at].add(1.0).at[at].multiply(2.0).at[at].min(3.0).at[:, at].max(0.0).at[0, 1].apply(jnp.sin)
+    return y.at[x[:, 0].astype(jnp.int32)].set(0.0, mode="drop").at[at].get(mode="fill", fill_value=0).sum(0) + y
 
 
 @step
 def pooled(x):
-    maximum = lambda y: lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
-    return jax.grad(maximum)(x)
+    def most(y):
+        return lax.reduce_window(y, -jnp.inf, lax.max, (1, 2), (1, 2), "VALID").sum()
+
+    return jax.grad(most)(x)
 
 
 @step
@@ -400,6 +426,11 @@ def transforms(x):
         + spectrum.imag.sum()
         + lax.conv(x[None, None], x[None, None], (1, 1), "SAME")[0, 0]
     )
+
+
+@step
+def grouped(x):
+    return lax.ragged_dot(x, jnp.ones((2, WIDTH, WIDTH)), jnp.array([1, 3], jnp.int32))
 
 
 @step
@@ -453,20 +484,47 @@ def no_tangents(x):
 
 
 @step
+def by_platform(x):
+    return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
+
+
+@step
 def barriers(x):
     y, _ = lax.optimization_barrier((x, jnp.zeros((0,))))
-    return lax.optimization_barrier((y, lax.create_token()))[0]
+    token = lax.create_token()
+    return lax.optimization_barrier((y, token))[0]
 
 
 @step
 def tokens(x):
-    return lax.optimization_barrier((lax.after_all(lax.create_token(), lax.create_token()), x))[1]
+    token = lax.after_all(lax.create_token(), lax.create_token())
+    return lax.optimization_barrier((token, x))[1]
+
+
+@step
+def batched_loop(x):
+    return jax.vmap(lambda row: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 3, row))(x)
+
+
+@step
+def exported(x):
+    return jax.export.export(jax.jit(jnp.sin))(F32).call(x)
+
+
+@step
+def checkpointed_names(x):
+    return checkpoint_name(x, "kept") + jax.named_call(jnp.sin, name="sine")(x)
 
 
 @step
 def scalar_branches(x):
     index = jnp.int32(x[0, 0])
     return lax.switch(index, [jnp.sin, jnp.cos, lambda y: y * 0 + index], x)
+
+
+@step
+def stacked_results(x):
+    return lax.map(lambda row: (row, (), {"a": row.sum()}), x)[0] + jnp.float32(sum(x.shape))
 
 
 @step
@@ -491,19 +549,6 @@ def partitioned(x):
     return sine(x)
 
 
-STEPS |= {
-    "weak_types": lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2.0), (0, x))[1],
-    "associative": lambda x: lax.associative_scan(jnp.add, x, axis=1) + lax.associative_scan(jnp.maximum, x, axis=0),
-    "composite": lambda x: lax.composite(lambda y, *, scale: y * scale, name="any.scaled")(x, scale=2.0),
-    "grouped": lambda x: lax.ragged_dot(x, jnp.ones((2, WIDTH, WIDTH)), jnp.array([1, 3], jnp.int32)),
-    "by_platform": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
-    "batched_loop": lambda x: jax.vmap(lambda row: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 3, row))(x),
-    "exported": lambda x: jax.export.export(jax.jit(jnp.sin))(F32).call(x),
-    "checkpointed_names": lambda x: checkpoint_name(x, "kept") + jax.named_call(jnp.sin, name="sine")(x),
-    "stacked_results": lambda x: lax.map(lambda row: (row, (), {"a": row.sum()}), x)[0] + jnp.float32(sum(x.shape)),
-}
-
-
 def _mesh(size: int) -> Any:
     return jax.make_mesh((size,), ("x",), axis_types=(AxisType.Auto,), devices=jax.devices()[:size])
 
@@ -518,6 +563,16 @@ def exchanged(x):
 
 
 @around
+def in_jit(inner):
+    return jax.jit(inner)
+
+
+@around
+def in_scan(inner):
+    return lambda x: lax.scan(lambda c, _: (inner(c), c[0]), x, None, length=2)[0]
+
+
+@around
 def in_scan_backwards(inner):
     return lambda x: lax.scan(lambda c, z: (inner(c + z), None), x, jnp.zeros((3, WIDTH)), reverse=True, unroll=2)[0]
 
@@ -525,6 +580,31 @@ def in_scan_backwards(inner):
 @around
 def in_while(inner):
     return lambda x: lax.while_loop(lambda c: c[1] < 2, lambda c: (inner(c[0]), c[1] + 1), (x, 0))[0]
+
+
+@around
+def in_while_of_values(inner):
+    return lambda x: lax.while_loop(lambda c: c.sum() < 0, inner, x)
+
+
+@around
+def in_fori(inner):
+    return lambda x: lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda i, y: inner(y) + i, x)
+
+
+@around
+def in_cond(inner):
+    return lambda x: lax.cond(x[0, 0] > 0, inner, lambda y: y, x)
+
+
+@around
+def in_switch(inner):
+    return lambda x: lax.switch(1, [lambda y: y, inner, jnp.sin], x)
+
+
+@around
+def in_remat(inner):
+    return jax.checkpoint(inner)
 
 
 @around
@@ -558,6 +638,11 @@ def in_custom_vmap(inner):
 
 
 @around
+def in_composite(inner):
+    return lambda x: lax.composite(inner, name="any.inner")(x)
+
+
+@around
 def in_shard_map(inner):
     # of one device, so that its part has the shapes of the whole
     return lambda x: jax.shard_map(
@@ -565,19 +650,19 @@ def in_shard_map(inner):
     )(x)
 
 
-AROUND |= {
-    "in_jit": lambda inner: jax.jit(inner),
-    "in_scan": lambda inner: lambda x: lax.scan(lambda c, _: (inner(c), c[0]), x, None, length=2)[0],
-    "in_while_of_values": lambda inner: lambda x: lax.while_loop(lambda c: c.sum() < 0, inner, x),
-    "in_fori": lambda inner: lambda x: lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda i, y: inner(y) + i, x),
-    "in_cond": lambda inner: lambda x: lax.cond(x[0, 0] > 0, inner, lambda y: y, x),
-    "in_switch": lambda inner: lambda x: lax.switch(1, [lambda y: y, inner, jnp.sin], x),
-    "in_remat": lambda inner: jax.checkpoint(inner),
-    "in_composite": lambda inner: lambda x: lax.composite(inner, name="any.inner")(x),
-    "in_vmap": lambda inner: lambda x: jax.vmap(inner)(jnp.stack([x, x + 1]))[0],
-    "in_map": lambda inner: lambda x: lax.map(inner, jnp.stack([x, x + 1]), batch_size=2)[1],
-    "in_no_jit": lambda inner: jax.named_call(inner, name="named"),
-}
+@around
+def in_vmap(inner):
+    return lambda x: jax.vmap(inner)(jnp.stack([x, x + 1]))[0]
+
+
+@around
+def in_map(inner):
+    return lambda x: lax.map(inner, jnp.stack([x, x + 1]), batch_size=2)[1]
+
+
+@around
+def in_no_jit(inner):
+    return jax.named_call(inner, name="named")
 
 
 ROWS = 9
@@ -585,12 +670,12 @@ SLOTS = np.array([3, 1, 7, 5], np.int32)
 
 
 def by_lanes(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step with the function's result per lane."""
+    """A step that gives each lane what the function makes of it."""
     return lambda x: (function(x),), (_drawn(LANES),), LaneContract((Lane(),), (Lane(),))
 
 
 def by_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step that stores the function of named pool rows unless idle."""
+    """A step that keeps what the function makes of rows of a pool with names, unless the lane is idle."""
     pool = Pool("p", dims=("slot", "feature"))
     contract = LaneContract((Lane(), pool, SlotMap("p", ROWS), Lane(role="length")), (Lane(), pool))
 
@@ -603,7 +688,7 @@ def by_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneCo
 
 
 def by_row_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step that stores the function of a row pool and shared numbers."""
+    """A step that keeps what the function makes of a pool of one row for each lane, and of shared numbers."""
     contract = LaneContract((Lane(), Pool("p"), Shared()), (Lane(), Pool("p")))
     return (
         lambda x, pool, shared: (x + pool, function(pool) + function(shared)),
@@ -613,7 +698,7 @@ def by_row_pool(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], La
 
 
 def by_keys(function: Step) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
-    """A step with a pool of keys that advance between calls."""
+    """A step with a pool of keys, which go on from call to call."""
     contract = LaneContract((Pool("k"), SlotMap("k", ROWS), Lane()), (Lane(), Pool("k")))
 
     def run(pool, slots, x):
@@ -634,14 +719,14 @@ def _drawn(rows: int) -> np.ndarray:
 def composed(rng: np.random.Generator, size: int) -> tuple[str, Step]:
     """A function of a few of these, some of them inside others, and its description."""
     names = [str(rng.choice(sorted(STEPS))) for _ in range(size)]
-    parts, message = [STEPS[name] for name in names], list(names)
+    parts, said = [STEPS[name] for name in names], list(names)
     for _ in range(int(rng.integers(0, 3))):
-        index, name = int(rng.integers(size)), str(rng.choice(sorted(AROUND)))
-        parts[index], message[index] = AROUND[name](parts[index]), f"{name}({message[index]})"
+        at, name = int(rng.integers(size)), str(rng.choice(sorted(AROUND)))
+        parts[at], said[at] = AROUND[name](parts[at]), f"{name}({said[at]})"
 
     def run(x: Array) -> Array:
         for part in parts:
             x = part(x)
         return x
 
-    return " > ".join(message), run
+    return " > ".join(said), run

@@ -12,14 +12,14 @@ from zoo.tokens.token_sums import TOKENS
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME)
 
 
-def _of(base: str) -> Any:
+def _of(base: str, prefix: str) -> Any:
     def made(id: str, description: str, step: Any) -> Any:
-        return wrong(f"token loops: {base}", f"token-loop-{id}", "vLLM", description, step, *BAD)
+        return wrong(f"token loops: {base}", f"token-loop-{prefix}-{id}", "vLLM", description, step, *BAD)
 
     return made
 
 
-_lanes, _pool, _state = map(_of, ("rows of lanes", "rows of a pool", "a state begun anew"))
+_lanes, _pool, _state = map(_of, ("rows of lanes", "rows of a pool", "a state begun anew"), ("lane", "pool", "state"))
 
 
 def _last(ids: Any, t: Any) -> Any:

@@ -170,8 +170,8 @@ def matrices() -> Mapping[str, Matrix]:
         "int8-tensor": int8(PerTensor()),
         "int8-groups": int8(PerGroup(16)),
         "int8-zeros": int8(PerRow(), MappingType.ASYMMETRIC),
-        "intx-int4": intx(torch.int4, 16, MappingType.SYMMETRIC),
-        "intx-int3-zeros": intx(torch.int3, 48, MappingType.ASYMMETRIC),
+        "intx-int4": intx(torch.int4, 16, MappingType.SYMMETRIC),  # pyright: ignore[reportAttributeAccessIssue]  # types of torch
+        "intx-int3-zeros": intx(torch.int3, 48, MappingType.ASYMMETRIC),  # pyright: ignore[reportAttributeAccessIssue]
         "int4": int4(False, 24, 48),
         "int4-experts": int4(False, 3, 10, 32),
         "int4-symmetric": int4(True, 24, 48),
@@ -187,7 +187,7 @@ CHECKPOINTS: Mapping[str, Any] = {
     "torchao/dense_interval": TorchAoConfig(torchao.Float8WeightOnlyConfig()),
     "torchao/sparse_base": TorchAoConfig(torchao.Int4WeightOnlyConfig(group_size=32)),
     "torchao/mamba2_base": TorchAoConfig(
-        torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(8))
+        torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(8))  # pyright: ignore[reportAttributeAccessIssue]
     ),
 }
 """Folder of tests/golden_quantised -> how transformers quantises the model of this name."""

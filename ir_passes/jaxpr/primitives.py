@@ -34,6 +34,7 @@ CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_vmap_call": "call",
+    "eval_jaxpr": "call_jaxpr",
 }
 """Calls that only name a computation: primitive -> the parameter with the body."""
 
@@ -82,7 +83,7 @@ _ROWS = {
     "unsupported": """
         addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin
         dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
-        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper eval_jaxpr freeze from_edtype geqp3
+        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper freeze from_edtype geqp3
         geqrf get hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced program_order reduced_vary_cast
         reduced_vary_cast_p remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add
         stage swap symmetric_product tie to_edtype unreduced_pmax unreduced_pmin unreduced_psum

@@ -11,6 +11,7 @@ import hybridlm
 from hybridlm.devices.placement import Placement
 from ir_passes import CertificationWarning
 from ir_passes.contract.statements import Note
+from models.cpu_kernels.library import BY_SLOT
 from models.ops.decode_attention_cpu import ATTENTION, LATENT_ATTENTION
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 
@@ -51,7 +52,7 @@ def numbers(name: str, kernels: str = "off") -> Numbers:
     read = [note for certificate in certificates for note in certificate.notes if note.id == Note.KERNEL_READ.value]
     assert bool(read) == (kernels == "interpret")
     believed = {about.about.split("(")[0] for c in certificates for about in c.assumed if about.id == "opaque-idle"}
-    assert believed == (CALLS[name] if kernels == "auto" else set())
+    assert believed == ({call + BY_SLOT for call in CALLS[name]} if kernels == "auto" else set())
     return tokens, scores
 
 

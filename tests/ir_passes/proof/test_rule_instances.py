@@ -37,7 +37,7 @@ NOT_TRIED = {
     **dict.fromkeys(
         (UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING), "of kernels: tests/ir_passes/kernels and their mutants"
     ),
-    **dict.fromkeys("closed_call core_call pjit remat2".split(), "other names of calls that are tried"),
+    **dict.fromkeys("closed_call core_call eval_jaxpr pjit remat2".split(), "other names of calls that are tried"),
     "custom_linear_solve": "interprets its program: test_lane_loops",
     **dict.fromkeys("create_token empty empty2 platform_index".split(), "nobody's: has no operands"),
     **dict.fromkeys(

@@ -304,8 +304,7 @@ def apply(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None = N
     """
     name = eqn.primitive.name
     count = max((len(value) for value in values), default=1)
-    # In transposed loops of jax 0.12: a body, too.
-    body = ir.closed(eqn.params["call_jaxpr"]) if name == "eval_jaxpr" else ir.body_of(eqn)
+    body = ir.body_of(eqn)
     if body is not None:
         return evaluate(body, values, observe)
     if name not in ELEMENTWISE:

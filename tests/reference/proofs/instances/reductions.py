@@ -21,7 +21,7 @@ def _axes(operands: Operands, layout: Layout) -> tuple[int, ...]:
 
 def _reduced(function: Callable[..., Array], dtypes: tuple[str, ...]) -> Builder:
     def build(operands: Operands) -> Array:
-        x, layout = operands.any(operands.one_of(*dtypes), least=2)
+        x, layout = operands.any(operands.one_of(*dtypes), minimum=2)
         if operands.chance(0.05):
             x = lax.slice_in_dim(x, 0, 0, axis=_apart(operands, layout))
         return function(x, _axes(operands, layout))
@@ -31,7 +31,7 @@ def _reduced(function: Callable[..., Array], dtypes: tuple[str, ...]) -> Builder
 
 def _found(function: Callable[..., Array]) -> Builder:
     def build(operands: Operands) -> Array:
-        x, layout = operands.any(operands.one_of(*ANY), least=2)
+        x, layout = operands.any(operands.one_of(*ANY), minimum=2)
         return function(x, _apart(operands, layout), operands.one_of(jnp.int32, jnp.int8, jnp.uint8))
 
     return build
@@ -48,7 +48,7 @@ def _general(operands: Operands) -> list[Array]:
 
 def _running(function: Callable[..., Array], dtypes: tuple[str, ...]) -> Builder:
     def build(operands: Operands) -> Array:
-        x, layout = operands.any(operands.one_of(*dtypes), least=2)
+        x, layout = operands.any(operands.one_of(*dtypes), minimum=2)
         return function(x, axis=_apart(operands, layout), reverse=operands.chance(0.5))
 
     return build
@@ -75,7 +75,7 @@ def _window(operands: Operands, layout: Layout) -> dict[str, tuple]:
 
 def _windows(name: str, dtypes: tuple[str, ...]) -> Builder:
     def build(operands: Operands) -> Array:
-        x, layout = operands.any(operands.one_of(*dtypes), least=2)
+        x, layout = operands.any(operands.one_of(*dtypes), minimum=2)
         return PRIMITIVES[name].bind(x, **_window(operands, layout))
 
     return build
@@ -90,7 +90,7 @@ def _general_window(operands: Operands) -> list[Array]:
 
 
 def _select_and_scatter(operands: Operands) -> Array:
-    x, layout = operands.any(least=2)
+    x, layout = operands.any(minimum=2)
     window = _window(operands, layout)
     window = {name: window[name] for name in ("window_dimensions", "window_strides", "padding")}
     size = [
@@ -125,13 +125,13 @@ def _sort(operands: Operands) -> list[Array]:
 
 
 def _top(operands: Operands) -> list[Array]:
-    x, layout = operands.any(operands.one_of("float32", "int32"), least=2)
+    x, layout = operands.any(operands.one_of("float32", "int32"), minimum=2)
     axis = _apart(operands, layout)
     return list(lax.top_k(x, operands.below(x.shape[axis]) + 1, axis=axis))
 
 
 def _approximate(operands: Operands) -> list[Array]:
-    x, layout = operands.any(least=2)
+    x, layout = operands.any(minimum=2)
     axis = _apart(operands, layout)
     return list(lax.approx_max_k(x, operands.below(x.shape[axis]) + 1, axis))
 

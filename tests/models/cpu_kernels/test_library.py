@@ -48,7 +48,7 @@ def of_everybody(path: Path) -> None:
 
 
 CASES: dict[str, Any] = {
-    "may be written by somebody": of_everybody,
+    "is writable by users": of_everybody,
     "not built": lambda path: None,
     "other sources": other_sources,
     "newer jaxlib": newer_headers,

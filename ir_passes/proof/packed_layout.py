@@ -99,7 +99,6 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
         counted = lane_of_token(OffsetCounts(layout, first, 0), lanes + 1 - first - missing, 0, lanes)
         if counted is not None and lanes + 1 > first + missing:
             kinds.append((ways, *counted))
-    observe, prover.observe = prover.observe, None
     for ways, fact, bounds in kinds:
         for program, needed in _traced(ways, lanes, tokens):
             if needed - {"iota"} <= present:
@@ -108,4 +107,3 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
                     (value,) = interpret(prover, program.jaxpr, consts, [cu])
                 if value.number not in prover.layout and not isinstance(value.fact, type(fact)):
                     prover.layout[value.number] = fact, bounds
-    prover.observe = observe

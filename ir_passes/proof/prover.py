@@ -193,9 +193,11 @@ class Prover:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Forget the violations and accesses of this block."""
-        forget = self.mark()
+        """Forget the violations and accesses of this block, which nothing observes."""
+        forget, observe = self.mark(), self.observe
+        self.observe = None
         yield
+        self.observe = observe
         forget()
 
     def mark(self) -> Callable[[], None]:

@@ -81,7 +81,6 @@ def stops_by_lane(
     """
     condition, body = flatten(condition), flatten(body)
     carry = [value.replace(number=prover.fresh(), intact=UnchangedRows(Leaf(-1 - k))) for k, value in enumerate(carry)]
-    observe, prover.observe = prover.observe, None
     with prover.trial():
         if counter is None:
             interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
@@ -94,7 +93,6 @@ def stops_by_lane(
         outer_lane, prover.stopped = prover.stopped, stopped.bounds
         results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
         prover.stopped = outer_lane
-    prover.observe = observe
     return (counter is not None or bool(stopped.flags)) and all(
         (counter is not None and k == counter.index)
         or new.intact == old.intact
@@ -143,10 +141,8 @@ def counter_of(
         changing.update(eqn.outvars if any(var in changing for var in ir.variables(eqn.invars)) else ())
     if not isinstance(by, ir.Literal) or int(by.val) != 1 or start is None or start[0] < 0 or bound in changing:
         return None
-    observe, prover.observe = prover.observe, None
     with prover.trial():
         interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
-    prover.observe = observe
     return Counter(k, prover.values[condition.jaxpr][bound])
 
 

@@ -9,9 +9,8 @@ from typing import Any
 from hybridlm.devices.mesh import DATA
 from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap, rowwise
-from models.cpu_kernels.library import BY_SLOT
 from models.ops import decode_attention_cpu, expert_dot, packed_product, quantised_experts, row_product
-from models.ops.kernels import PoolKernel
+from models.ops.kernels import PoolKernel, pool_target
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu
 
 STATE = Pool("state")
@@ -69,7 +68,7 @@ def kernel_calls(slots: SlotMap | None = None) -> dict[str, Opaque]:
         slots: entry of the rows of the lanes; None for calls without slots, with row i of lane i.
     """
     return {
-        target + ("" if slots is None else BY_SLOT): _opaque(call, slots)
+        pool_target(target, slots): _opaque(call, slots)
         for module in (recurrent_step_cpu, conv_step_cpu, decode_attention_cpu)
         for target, call in module.POOL_KERNELS.items()
     }

@@ -30,6 +30,32 @@ def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
     return map_equations(program, change, keep=lambda eqn: False)
 
 
+def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
+    """Return the carry that a `while` counts by one, and its end; None for another loop.
+
+    Every iteration has first counter <= counter < end.
+
+    Returns:
+        The index of the carry. The end as the condition has it: a literal, a constant, or an unchanged carry.
+    """
+    condition, body = (ir.closed(eqn.params[name]).jaxpr for name in ("cond_jaxpr", "body_jaxpr"))
+    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
+        return None
+    (comparison,) = condition.eqns
+    counter, end = comparison.invars
+    carries, inputs = condition.invars[eqn.params["cond_nconsts"] :], body.invars[eqn.params["body_nconsts"] :]
+    if condition.outvars != comparison.outvars or counter not in carries:
+        return None
+    number = carries.index(counter)
+    step = next((step for step in body.eqns if body.outvars[number] in step.outvars), None)
+    if step is None or step.primitive.name != "add" or step.invars[0] is not inputs[number]:
+        return None
+    by = step.invars[1]
+    by_one = isinstance(by, ir.Literal) and int(by.val) == 1
+    is_fixed = end not in carries or body.outvars[carries.index(end)] is inputs[carries.index(end)]
+    return (number, end) if by_one and is_fixed else None
+
+
 _TRANSFORMED = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 """Calls with rules for transformations of JAX."""
 _UNUSED = frozenset({"ft_in", "ft_out", "policy"})

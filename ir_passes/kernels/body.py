@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.kernels import index_terms
 from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
 from ir_passes.kernels.copies import Copies, Copy, Key, Loop, Semaphore, Semaphores
@@ -551,7 +552,8 @@ class _Body:
         names = {inner.primitive.name for inner in ir.all_eqns(body.jaxpr)}
         copies = self.copies if self.copies is not None and names & set(_COPYING) else None
         first = memory.contents(), _arrays(carry, body.jaxpr.invars[num_body:])
-        counted = _counted(condition.jaxpr, num_condition, body.jaxpr, num_body)
+        carried, counting = condition.jaxpr.invars[num_condition:], counting_loop(eqn)
+        counted = (counting[0], carried.index(counting[1])) if counting and counting[1] in carried else None
         is_unchanged = [out is var for out, var in zip(body.jaxpr.outvars, body.jaxpr.invars[num_body:], strict=True)]
         here = object()
         numbers = [index_terms.unknown((here, k)) for k in range(len(carry))]
@@ -618,27 +620,6 @@ class _Body:
 
 
 _COPYING = ("dma_start", "dma_wait")
-
-
-def _counted(condition: Any, num_condition: int, body: Any, num_body: int) -> tuple[int, int] | None:
-    """Return the carries for counter and end of a counting loop; else None.
-
-    Every iteration has first counter <= counter < end.
-    """
-    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
-        return None
-    (comparison,) = condition.eqns
-    carries = [k for atom in comparison.invars for k, var in enumerate(condition.invars[num_condition:]) if var is atom]
-    if len(carries) != 2 or condition.outvars != comparison.outvars:
-        return None
-    number, end = carries
-    carried, makers = body.invars[num_body:], {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    step = makers.get(body.outvars[number])
-    if step is None or step.primitive.name != "add" or step.invars[0] is not carried[number]:
-        return None
-    by = step.invars[1]
-    by_one = isinstance(by, ir.Literal) and int(by.val) == 1
-    return (number, end) if by_one and body.outvars[end] is carried[end] else None
 
 
 class _Memory:

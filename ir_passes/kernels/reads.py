@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.memory import UnreadableKernel
@@ -259,7 +260,7 @@ class _Instance(_Values):
             results = part.run(body.jaxpr, body.consts, [*args[of_condition:split], *carry])
             return part.loaded, results
 
-        turns = _counted_turns(condition.jaxpr, body.jaxpr, args[:of_condition], carry)
+        turns = _counted_turns(eqn, args[:of_condition], carry)
         if turns is not None:
             self._repeat(turn, carry, turns)
             return [UNKNOWN] * len(eqn.outvars)
@@ -287,26 +288,15 @@ class _Instance(_Values):
             self._include(loaded, times)
 
 
-def _counted_turns(condition: Any, body: Any, consts: Sequence[Any], carry: Sequence[Any]) -> int | None:
-    """Return the number of iterations of a loop over a known range; None for another loop."""
-    if len(condition.eqns) != 1 or condition.eqns[0].primitive.name != "lt":
+def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]) -> int | None:
+    """Return the iterations of a loop over a known range; None for another loop."""
+    counting = counting_loop(eqn)
+    if counting is None:
         return None
-    values = dict(zip(condition.invars, [*consts, *carry], strict=True))
-    index, end = condition.eqns[0].invars
-    if isinstance(index, ir.Literal) or index not in condition.invars[len(consts) :]:
-        return None
-    number = list(condition.invars[len(consts) :]).index(index)
-    steps = [eqn for eqn in body.eqns if eqn.outvars[0] is body.outvars[number]]
-    first, inside = values[index], body.invars[len(body.invars) - len(carry) + number]
-    one_more = len(steps) == 1 and steps[0].primitive.name == "add" and steps[0].invars[0] is inside
-    one_more = one_more and isinstance(steps[0].invars[1], ir.Literal) and int(steps[0].invars[1].val) == 1
-    if not isinstance(end, ir.Literal) and end in condition.invars[len(consts) :]:
-        place = list(condition.invars[len(consts) :]).index(end)
-        one_more = one_more and body.outvars[place] is body.invars[len(body.invars) - len(carry) + place]
-    last = end.val if isinstance(end, ir.Literal) else values[end]
-    if not one_more or first is UNKNOWN or last is UNKNOWN:
-        return None
-    return max(0, int(last) - int(first))
+    number, end = counting
+    inputs = ir.closed(eqn.params["cond_jaxpr"]).jaxpr.invars
+    first, last = carry[number], end.val if isinstance(end, ir.Literal) else [*consts, *carry][inputs.index(end)]
+    return None if first is UNKNOWN or last is UNKNOWN else max(0, int(last) - int(first))
 
 
 def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:

@@ -95,8 +95,8 @@ class PoolKernel(NamedTuple):
     writes: bool = True
 
 
-def pool_target(target: str, slots: Slots) -> str:
-    """Return the call target of a kernel of pools, with or without slots."""
+def pool_target(target: str, slots: Any) -> str:
+    """Return the call target of a kernel of pools, without slots for None."""
     return target if slots is None else target + BY_SLOT
 
 

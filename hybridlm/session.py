@@ -189,8 +189,7 @@ class Session:
                 self._budgets[request.index] = budget
             self._submitted = request.index + 1
             sequence = self._alive[request.index] = ActiveSequence(request)
-            if params.masked:
-                sequence.grammar = self._grammar(sequence)
+            sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
                 sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)

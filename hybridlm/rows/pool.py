@@ -73,9 +73,9 @@ class RowPool:
 
     def fitting(self, slots: Sequence[Slot], lanes: int) -> list[Slot]:
         """Return the first slots of each device that fit a step of so many lanes."""
-        parts = self._by_device(self.rows_of(slots))
-        fitting = {row for part in parts for row in part[: lanes // self.devices]}
-        return [slot for slot, row in zip(slots, self.rows_of(slots), strict=True) if row in fitting]
+        rows = self.rows_of(slots)
+        fitting = {row for part in self._by_device(rows) for row in part[: lanes // self.devices]}
+        return [slot for slot, row in zip(slots, rows, strict=True) if row in fitting]
 
     def arrange(self, slots: Sequence[Slot], lanes: int) -> tuple[list[int], LaneMap]:
         """Place slots into lanes of their devices; idle lanes get unused rows of the same device.
@@ -102,8 +102,8 @@ class RowPool:
             raise SlotError(SlotFault.LANES.fault("", message))
         lane_rows = list[int]()
         for device, part in enumerate(parts):
-            device_rows = range(device * part_rows, (device + 1) * part_rows)
-            unused = (row for row in device_rows if row not in part)
+            device_rows, used = range(device * part_rows, (device + 1) * part_rows), set(part)
+            unused = (row for row in device_rows if row not in used)
             lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
         lane_of = {row: lane for lane, row in enumerate(lane_rows)}
         numbers = np.array(lane_rows, np.int32)

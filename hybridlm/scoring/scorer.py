@@ -17,7 +17,7 @@ from hybridlm.engine.probing import TextProbing
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
-from hybridlm.rows.pool import RowPool
+from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.queue import Models, Questions, ScoringQueue, TextPart, enter, leave, may_begin, widest_step
 from hybridlm.scoring.text import ScoredText, T, keep, restored
@@ -200,6 +200,7 @@ def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probin
     engine, pool = models[0]
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
+    _, lane_map = pool.arrange((), pool.size)  # a row for each lane
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
@@ -215,7 +216,7 @@ def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probin
             # Texts without probes have the bits of the plain step: probed texts have separate steps.
             for probed in sorted({text.probe is not None for text in wide if text is not None}):
                 active = [None if text is None or (text.probe is not None) != probed else text for text in wide]
-                outputs, parts = _dispatch(models, step, width, active, probing if probed else None)
+                outputs, parts = _dispatch(models, step, width, active, lane_map, probing if probed else None)
                 flights.append((outputs, parts))
                 for part in parts:
                     if part.last and part.text.slot is not None:
@@ -238,12 +239,15 @@ def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probin
 
 
 def _dispatch(
-    models: Models, step: TextStep[T], width: int, active: Sequence[T | None], probing: TextProbing | None
+    models: Models,
+    step: TextStep[T],
+    width: int,
+    active: Sequence[T | None],
+    lane_map: LaneMap,
+    probing: TextProbing | None,
 ) -> tuple[Any, list[TextPart[T]]]:
     """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
-    pools = [pool for _, pool in models]
-    _, lane_map = pools[0].arrange((), pools[0].size)  # a row for each lane
     batch = Batch.of(feeds, width, lane_map.slots)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
@@ -263,7 +267,9 @@ def _dispatch(
             copy.consumed += len(feed.tokens)
     reads = {}
     if probing is not None:
-        reads = probing.after_step(pools[0], lane_map, [(lane, text, len(feed.tokens)) for lane, text, feed in stepped])
+        reads = probing.after_step(
+            models[0][1], lane_map, [(lane, text, len(feed.tokens)) for lane, text, feed in stepped]
+        )
     parts: list[TextPart[T]] = []
     for lane, text, feed in stepped:
         count = min(len(feed.tokens), len(text.tokens) - 1 - feed.position)

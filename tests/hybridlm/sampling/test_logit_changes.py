@@ -111,6 +111,16 @@ def test_sampled_tokens_and_logprobs(text_lm: hybridlm.LM) -> None:
     np.testing.assert_allclose(after.logprobs, score, atol=1e-4)
 
 
+def test_only_allowed_tokens_follow(text_lm: hybridlm.LM) -> None:
+    """Also beside a request without limits, whose tokens are those of a call alone."""
+    settings: dict[str, Any] = {"max_tokens": 12, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    (free,) = text_lm.generate([PROMPT], **settings)
+    limited = [SamplingParams(allowed_token_ids=[5, 9], **settings), SamplingParams(**settings)]
+    first, second = text_lm.generate([PROMPT, PROMPT], limited)
+    assert set(first.token_ids) == {5, 9} and second.token_ids == free.token_ids
+    assert not set(free.token_ids) <= {5, 9}
+
+
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
     shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]

@@ -313,7 +313,10 @@ class Session:
         self._take(dispatched, sampled, accepted)
 
     def _read_outputs(self, dispatched: DispatchedStep) -> tuple[np.ndarray | None, SampledTokens]:
-        """Wait for the outputs of a step; close the session without its rows if the device has failed."""
+        """Wait for the outputs of a step.
+
+        If the device has failed, the session is closed without its rows.
+        """
         try:
             return self._engine.runner.read((dispatched.accepted, dispatched.sampled))
         except jax.errors.JaxRuntimeError:

@@ -1,4 +1,4 @@
-"""Build the files of a release: wheels with C++ kernels for Linux, a pure wheel, and a source archive.
+"""Build the files of a release: Linux wheels, a pure wheel, a source archive.
 
     python scripts/build_wheels.py [FOLDER] [--check]    # default dist/; about five minutes on two cores
 
@@ -68,11 +68,11 @@ def build(output: Path) -> list[Path]:
         python = environment(Path(folder, "build"), *BUILD_PACKAGES) / "python"
 
         def hatchling(target: str, source: Path, **variables: str) -> Path:
-            before = set(output.iterdir())
+            earlier_files = set(output.iterdir())
             command = [python, "-m", "hatchling", "build", "-t", target, "-d", str(output)]
             plain = {name: value for name, value in os.environ.items() if not name.startswith("HYBRIDLM_")}
             subprocess.run(command, cwd=source, check=True, env=plain | variables)
-            paths = set(output.iterdir()) - before
+            paths = set(output.iterdir()) - earlier_files
             assert len(paths) == 1, f"{output}: expected one new file, got {sorted(paths)}; give an empty folder"
             return paths.pop()
 
@@ -90,7 +90,10 @@ def build(output: Path) -> list[Path]:
 
 
 def check(wheel: Path) -> None:
-    """Install a wheel into a bare environment and run three models; raises CalledProcessError for a failure."""
+    """Install a wheel into a bare environment and run three models.
+
+    Raises CalledProcessError for a failure.
+    """
     kernels = not wheel.name.endswith("-any.whl")
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("HYBRIDLM_", "PYTHON", "XLA_"))}
     with TemporaryDirectory() as name:

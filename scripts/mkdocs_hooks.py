@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages with results of runs, made in every build, and the notebooks with their outputs.
+"""Hooks of mkdocs: pages with results of runs, and notebooks with outputs.
 
 HYBRIDLM_DOCS_RUNS=off builds in seconds: a page of a run then has only the command that makes it.
 """
@@ -55,7 +55,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Link the pages of runs from their table, which has no links in the repository."""
+    """Link the pages of runs from their table.
+
+    The table has no links in the repository.
+    """
     if page.file.src_uri == "verification.md":
         for name in sum(RUNS.values(), []):
             markdown = markdown.replace(f"| `{name}` |", f"| [{name.removesuffix('.md')}]({name}) |")

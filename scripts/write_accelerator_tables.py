@@ -200,8 +200,8 @@ def main() -> int:
         for table, new in tables.items():
             print(table, *new, flush=True)
             replaced = job.key if table == job.table else (job.kernels,)
-            kept = [row for row in rows_in(page, table) if tuple(row[: len(replaced)]) != replaced]
-            page = with_rows(page, table, [*kept, *new])
+            old_rows = [row for row in rows_in(page, table) if tuple(row[: len(replaced)]) != replaced]
+            page = with_rows(page, table, [*old_rows, *new])
         options.out.write_text(page, encoding="utf-8")
     return 0 if good else 1
 

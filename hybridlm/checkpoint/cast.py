@@ -1,4 +1,6 @@
-"""Conversion of arrays to another dtype, block by block, with errors for overflows, into memory of huge pages.
+"""Conversion of arrays to another dtype by blocks, into memory of huge pages.
+
+An overflow is an error.
 
 A step reads each weight from end to end. With small pages a core looks up an address every 4 KB, and neither its
 prefetchers nor the requests of our kernels go on where the address of a page is not at hand (docs/cpu-kernels.md).

@@ -1,4 +1,4 @@
-"""Arrays in memory as a checkpoint, checked and read like the tensors of a file; their fingerprint."""
+"""Arrays in memory as a checkpoint, with checks and a fingerprint."""
 
 import hashlib
 import json

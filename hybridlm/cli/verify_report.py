@@ -1,4 +1,7 @@
-"""Reports of `hybridlm verify`: a table row for each step; with --target steps compiled for an absent machine."""
+"""Reports of `hybridlm verify`: a table row for each step.
+
+With `--target`, steps are compiled for an absent machine.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,9 @@ EXCHANGES = ("exchanges", "sent by each")
 
 
 class VerifyReport:
-    """A report on the steps of an engine: proved, compiled and audited, or without weights proved and planned.
+    """A report on the steps of an engine.
+
+    Steps are proved, compiled and audited, or without weights proved and planned.
 
     Args:
         engine: engine of the steps.
@@ -55,7 +60,7 @@ class VerifyReport:
 
     @property
     def summary(self) -> str:
-        """The verdict on all steps so far, for the last line if no step has a fault."""
+        """The verdict on all steps without a fault, for the last line."""
         if self.planned:
             return "proved; nothing was compiled, and XLA needs less scratch where it fuses"
         missing = sum(certificate.not_audited is not None for certificate in self.found)

@@ -1,4 +1,7 @@
-"""Scores of a question's options from the residual stream of one token: by labels, or by a linear head."""
+"""Scores of a question's options: by labels, or by a linear head.
+
+Both read the residual stream of one token.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

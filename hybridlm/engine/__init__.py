@@ -1,4 +1,4 @@
-"""The engine: continuous batching over one pool of rows, and the choice of the next step.
+"""The engine: continuous batching over one pool, and the next step.
 
 Imports the folders below it: prefix cache, programs, requests, rows, drafting, steps, processes, devices, checkpoints
 and text. Begin with `engine`, which holds parameters, programs and the pool, then `scheduler`: admission of sequences

@@ -261,7 +261,10 @@ class Engine:
         return StateKind(self._model, self.dtype, self.context, layout_of(rows, longer, self.placement))
 
     def bucket(self, count: int, limit: int) -> int:
-        """Return the lanes of a step for `count` sequences: a power of two per device, limited."""
+        """Return the lanes of a step for `count` sequences.
+
+        A power of two for each device, limited.
+        """
         devices = self.placement.data
         return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
 
@@ -274,7 +277,7 @@ class Engine:
         return next(size for size in self.prefill_sizes if size >= count)
 
     def generating(self, lanes: int, tokens: int, **fields: Any) -> Shape:
-        """Return the shape of a generating step on the rows of a run; `fields` as in `Shape`."""
+        """Return the shape of a generating step; `fields` as in `Shape`."""
         return Shape("generate", lanes, tokens, self.rows, **fields)
 
     def borrow(self, size: int) -> RowPool:

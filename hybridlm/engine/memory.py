@@ -99,7 +99,10 @@ class Demand:
 
 
 def pool_rows(lanes: int, scoring: int) -> int:
-    """Return the rows of an engine on each device: one for each lane, and those of a call that scores."""
+    """Return the rows of an engine on each device.
+
+    One for each lane, and the rows of a call that scores.
+    """
     return lanes + min(lanes, scoring)
 
 

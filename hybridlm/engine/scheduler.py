@@ -124,7 +124,7 @@ class Scheduler:
             self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def lose_rows(self) -> None:
-        """Drop the arrays of the pool, which a step that failed on the device has written."""
+        """Drop the arrays of the pool after a failed step on the device."""
         if self._pool is not None and self._pool.whole:
             self._pool.take()
 
@@ -292,7 +292,10 @@ class Scheduler:
                 self._release(sequence)
 
     def _fit_decode_lanes(self, pool: RowPool) -> int:
-        """Return the lanes of the next decode step: those needed, or as many as before if that saves little."""
+        """Return the lanes of the next decode step.
+
+        These are the needed lanes, or the lanes of the step before if fewer lanes save little.
+        """
         engine, lanes = self._engine, self._decode_lanes
         needed = engine.bucket(pool.lanes_for(_slots(self.decoding)), engine.lanes)
         if needed >= lanes:
@@ -313,7 +316,7 @@ class Scheduler:
     def _by_lane(
         self, pool: RowPool, sequences: list[ActiveSequence], count: int
     ) -> tuple[list[ActiveSequence | None], LaneMap]:
-        """Return the sequences by lane in a step of `count` lanes, and the rows of the lanes."""
+        """Return the sequences by lane in a step of `count` lanes, and their rows."""
         lanes: list[ActiveSequence | None] = [None] * count
         places, lane_map = pool.arrange(_slots(sequences), count)
         for lane, sequence in zip(places, sequences, strict=True):

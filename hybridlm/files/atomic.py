@@ -1,4 +1,4 @@
-"""Output files of the user: checked early, written whole, named in every error; versions of files."""
+"""Output files: checked early, written whole, named in errors; versions of files."""
 
 import errno
 import io

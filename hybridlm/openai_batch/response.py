@@ -160,7 +160,10 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
 
 def _by_name(top: Mapping[int, float], tokenizer: Tokenizer | None) -> dict[str, float | None]:
-    """Return name -> log-probability; if two tokens have the same text, the less likely one is named by its id."""
+    """Return name -> log-probability.
+
+    If two tokens have the same text, the id names the less likely token.
+    """
     named: dict[str, float | None] = {}
     for token, logprob in top.items():
         name = _name(token, tokenizer)

@@ -1,4 +1,4 @@
-"""The only interface for running steps on a pool's rows and for moving states out of rows and back.
+"""The only interface for steps on a pool, and for moves of states.
 
 `OneProcess` calls the compiled steps, `hybridlm.programs.many_processes` runs them in several processes together, and
 `hybridlm.programs.sanitized` runs them with shadow labels.
@@ -112,7 +112,7 @@ class Runner(ABC):
 
     @abstractmethod
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch a step that changes rows of a pool, given its slots and edits; see `require_edits`."""
+        """Dispatch a change of rows, given slots and edits; see `require_edits`."""
 
     def require_edits(self, subject: str) -> None:
         """Raise ValueError unless states can be read and changed between steps.

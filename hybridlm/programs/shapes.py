@@ -86,7 +86,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class EditShape:
-    """Compilation key of the step that changes the states of `lanes` rows in a pool of `rows`."""
+    """Compilation key of a change of states: `lanes` rows of a pool of `rows`."""
 
     lanes: int
     rows: int

@@ -82,7 +82,7 @@ def _is_pattern(entry: str) -> bool:
 
 
 def _by_words(entries: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return patterns of the configuration, and their entries, by the whole words that they begin with.
+    """Return patterns of the configuration with their entries, by first whole words.
 
     So a name is compared with few patterns: published files have hundreds of patterns and a hundred thousand tensors. A
     pattern matches with and without the wrappers of the language model. Regular expressions of a file are not run,

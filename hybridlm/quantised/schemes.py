@@ -118,7 +118,7 @@ class QuantisedTensor:
         return numbers
 
     def by_rows(self, stored: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "*expert out group"]:
-        """Return stored scales or zero points for each row and group; one number counts for all."""
+        """Return scales or zero points for each row and group; one number counts for all."""
         lead = self.shape[:-1]
         return np.broadcast_to(stored, (*lead, 1)) if stored.size == 1 else stored.reshape(*lead, -1)
 
@@ -129,7 +129,9 @@ class QuantisedTensor:
             return table.astype(np.float32)[stored.reshape(-1)] * scale + np.float32(nested.offset)
 
     def offsets(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
-        """Return the offsets of "int4-affine", to be subtracted from products of codes 0 to 15 and scales.
+        """Return the offsets of "int4-affine".
+
+        They are subtracted from products of codes 0 to 15 and scales.
 
         The file has the number of code 8. Eight scales less this number are rounded once, as in torchao.
 

@@ -1,4 +1,4 @@
-"""Weights of torchao in safetensors files: tensors of each, and its description in the metadata of the file.
+"""Weights of torchao in safetensors files: tensors, and descriptions in the metadata.
 
 Source: torchao 0.18, `prototype/safetensors/safetensors_support.py`, as transformers' `save_pretrained` calls it. The
 weight `X.weight` is stored as `X._weight_qdata`, `X._weight_scale` and others; its metadata, a JSON object, names the

@@ -1,4 +1,4 @@
-"""Rows of a pool: their holders, the lanes of a step that compute with them, and their consumed tokens.
+"""Rows of a pool: holders, lanes of a step, consumed tokens.
 
 A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
 names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged.
@@ -68,7 +68,7 @@ class RowPool:
         return self.owner.bind(slots, len(slots)).tolist()
 
     def lanes_for(self, slots: Sequence[Slot]) -> int:
-        """Return the least number of lanes, equal on all devices, with one for each of these slots."""
+        """Return the least number of lanes for these slots, equal on all devices."""
         return self.devices * max(map(len, self._by_device(self.rows_of(slots))))
 
     def fitting(self, slots: Sequence[Slot], lanes: int) -> list[Slot]:
@@ -78,7 +78,9 @@ class RowPool:
         return [slot for slot, row in zip(slots, rows, strict=True) if row in fitting]
 
     def arrange(self, slots: Sequence[Slot], lanes: int) -> tuple[list[int], LaneMap]:
-        """Place slots into lanes of their devices; idle lanes get unused rows of the same device.
+        """Place slots into lanes of their devices.
+
+        Idle lanes get unused rows of the same device.
 
         Rows are in ascending order. With as many lanes as rows, each lane has the row of its own number.
 
@@ -133,7 +135,7 @@ class RowPool:
         return int(self._consumed[self.rows_of([slot])[0]])
 
     def advance(self, rows: np.ndarray, counts: np.ndarray) -> None:
-        """Record the tokens of a dispatched step, int32 [lane], in the rows of its lanes, int32 [lane]."""
+        """Record the tokens of a dispatched step in the rows of its lanes, int32 [lane]."""
         self._consumed[rows] += counts
 
     def unsettle(self, rows: np.ndarray) -> None:
@@ -141,7 +143,7 @@ class RowPool:
         self._unread[rows] = True
 
     def settle(self, slot: Slot, count: int) -> None:
-        """Record the tokens that a step has consumed in a row, once its result has been read."""
+        """Record the consumed tokens of a row, read from the step's result."""
         row = self.rows_of([slot])[0]
         self._unread[row] = False
         self._consumed[row] += count

@@ -1,4 +1,4 @@
-"""Tasks on rows: work for each row, one call for a part, and the report of a run."""
+"""Tasks on rows: work, one call for a part, and the report."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Final residual streams at some places of texts, with common beginnings read once; embeddings and classes of texts."""
+"""Final residual streams at some places of texts; embeddings and classes.
+
+Common beginnings are read once.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,6 @@
-"""Scoring: log-probabilities of texts (prompt logprobs), prefilled in a pool with a row for each lane.
+"""Scoring: log-probabilities of texts (prompt logprobs).
+
+Texts are prefilled in a pool with a row for each lane.
 
 The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
 lanes with the widest next step run first, so that all lanes of a step are in use.

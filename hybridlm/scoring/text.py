@@ -1,4 +1,4 @@
-"""A text while it is scored: the progress of its steps, their results, and storage for an interrupted run."""
+"""A text while it is scored: progress, results, and storage for interrupted runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

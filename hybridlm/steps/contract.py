@@ -20,7 +20,9 @@ _SHARED: Any = Shared()
 
 
 def slot_map(rows: int, devices: int = 1) -> SlotMap:
-    """Return the entry of the rows of the lanes: distinct rows, also of idle lanes, which keep their bits.
+    """Return the slot map of the lanes.
+
+    All lanes have distinct rows, also idle lanes, which keep the bits of their rows.
 
     Args:
         rows: rows of the pool.
@@ -30,7 +32,9 @@ def slot_map(rows: int, devices: int = 1) -> SlotMap:
 
 
 def _inputs(slots: SlotMap) -> StepInputs:
-    """Return the entries of the inputs of a step. An entry of an absent part stands for no array.
+    """Return the contract entries of a step's inputs.
+
+    An entry of an absent part stands for no array.
 
     `changes` follow from the tokens before the step: a lane with changes has no drafts, unless the changes are masks,
     of which each token has its own.
@@ -62,7 +66,9 @@ def _opaque(call: PoolKernel, slots: SlotMap | None) -> Opaque:
 
 
 def kernel_calls(slots: SlotMap | None = None) -> dict[str, Opaque]:
-    """Return the declarations of the kernels for CPUs that have whole pools as operands; others are row-wise.
+    """Return the declarations of CPU kernels with pools as operands.
+
+    Other kernels are row-wise.
 
     Args:
         slots: entry of the rows of the lanes; None for calls without slots, with row i of lane i.

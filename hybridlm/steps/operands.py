@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
     @staticmethod
     def of(feeds: Sequence[Feed | None], tokens: int, slots: Sequence[int] | np.ndarray) -> "Batch":
-        """Build the batch of these lanes, with the row of each; a lane without a feed is idle."""
+        """Build the batch of these lanes and rows; a lane without feed is idle."""
         end = max((feed.position + len(feed.tokens) for feed in feeds if feed is not None), default=0)
         batch = Batch(
             np.zeros((len(feeds), tokens), np.int32),

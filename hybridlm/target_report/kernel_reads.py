@@ -1,4 +1,4 @@
-"""Reads of a step's GPU kernels at given lengths, in place of what the kernels declare."""
+"""Reads of a step's GPU kernels at given lengths, in place of declared reads."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list
         arguments: example arguments: parameters, rows, `StepInputs`.
         context: positions of each lane after the step; prompts and texts begin at 0.
     """
-    *others, inputs = arguments
+    *leading, inputs = arguments
     assert isinstance(inputs, StepInputs)
     lanes, tokens = shape.lanes, shape.tokens
     begins = shape.step == "score" or (shape.tokens > 1 and shape.step == "generate")
@@ -37,12 +37,12 @@ def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list
         "top_k": np.full(lanes, 1, np.int32),
         "top_p": np.full(lanes, 0.5, np.float32),
     }
-    leaves = jax.tree.leaves_with_path((others, inputs))
+    leaves = jax.tree.leaves_with_path((leading, inputs))
     return [values.get(getattr(path[-1], "name", "")) if path[0].idx == 1 else None for path, _ in leaves]
 
 
 def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
-    """Return lanes times key/value heads on a device, for each size of a KV cache among a step's arguments.
+    """Return lanes times key/value heads on a device, for each KV cache size.
 
     Args:
         arguments: example arguments of the step.
@@ -58,23 +58,23 @@ def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
 
 
 def counted_kernels(
-    kernels: Kernels, program: Any, known: Sequence[Any], cache: int
+    kernels: Kernels, program: Any, values: Sequence[Any], cache: int
 ) -> tuple[Kernels, tuple[str, ...]]:
-    """Return the operations with the counted reads of GPU kernels, and the names of uncounted kernels.
+    """Return operations with counted reads of GPU kernels, and names of uncounted kernels.
 
     An uncounted kernel keeps the bytes that it declares.
 
     Args:
         kernels: operations of the compiled step.
         program: jaxpr of the step.
-        known: as `known_inputs`.
+        values: as `known_inputs`.
         cache: bytes of the device's cache.
     """
-    return with_reads(kernels, kernel_reads(program, known), cache)
+    return with_reads(kernels, kernel_reads(program, values), cache)
 
 
 def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
-    """Return the operations with the mean counted reads of kernels with the same name and operands.
+    """Return operations with mean counted reads for equal kernel names and operands.
 
     The second result has the names of kernels without a count.
     """

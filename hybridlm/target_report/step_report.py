@@ -1,4 +1,4 @@
-"""One step on a target: its certificate, bytes, arithmetic, minimum time, and the floor of every program.
+"""One step on a target: certificate, bytes, arithmetic, and floor.
 
 Floor: a step reads each weight once, and the rows of its tokens in the embedding. It reads and writes the fixed-size
 state of every lane, reads the keys and values of earlier positions and writes the keys and values of its tokens. The

@@ -52,7 +52,7 @@ class TokenizerParts(NamedTuple):
 
 
 def read_tokenizer(path: Path) -> TokenizerParts | None:
-    """Return the arguments of `Tokenizer` for a directory or a GGUF file; None without a tokenizer.
+    """Return the arguments of `Tokenizer`, None without a tokenizer.
 
     Raises:
         CheckpointError: a file that is too long or cannot be read, or a tokenizer class that is not implemented.

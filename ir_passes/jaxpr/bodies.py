@@ -31,7 +31,7 @@ def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
 
 def counting_loop(eqn: ir.JaxprEqn) -> tuple[int, ir.Atom] | None:
-    """Return the carry that a `while` counts by one, and its end; None for another loop.
+    """Return the counter and the end of a counting `while`, or None.
 
     Every iteration has first counter <= counter < end.
 

@@ -1,4 +1,6 @@
-"""Blocks of a kernel's arrays: sizes, the grid step of each block, and guesses for arrays that a kernel takes whole.
+"""Blocks of a kernel's arrays: sizes, grid steps, and guesses.
+
+Guesses are for arrays that a kernel takes whole.
 
 Triton's kernels often use `program_id` as an index in the body, not in a block's index map. Such an array is read as if
 it were cut into blocks. A guess comes from sizes alone; the body confirms or refutes it.

@@ -94,10 +94,10 @@ class Ref:
 
     def _is_written(self, key: Key | None) -> bool:
         """Whether a place is in one that has been written."""
-        whole = [(index_terms.constant(0), size, 1) for size in self.shape]
+        bounds = [(index_terms.constant(0), size, 1) for size in self.shape]
         return bool(key) and any(
             len(place) == 1
-            and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], whole, strict=True))
+            and all(w in (part, all_of) for w, part, all_of in zip(place[0], key[0], bounds, strict=True))
             for place in self.written
         )
 
@@ -236,7 +236,10 @@ class _Body:
         return tuple(tuple((self.term(place.start), place.size, place.stride) for place in part) for part in places)
 
     def _loaded(self, eqn: ir.JaxprEqn, ref: Ref, indexers: Sequence[Any]) -> Any:
-        """Return the elements at a place; two loads of a number that is never written are equal terms."""
+        """Return the elements at a place.
+
+        Two loads of a number without writes are equal terms.
+        """
         key = self._key(indexers)
         elements = ref.load(_places(eqn, indexers), key)
         if ref.operand and np.ndim(elements) == 0 and not is_constant(elements):
@@ -462,14 +465,14 @@ class _Body:
         memory = _Memory.of(operands)
         holes_after: list[Any] = []
         copies, test = self.copies or Copies(), self.term(predicate)
-        before, taken = list(copies.running), [copies.fact(test, k, len(branches)) for k in range(len(branches))]
+        entry_copies, facts = list(copies.running), [copies.fact(test, k, len(branches)) for k in range(len(branches))]
         ends: dict[int, list[Copy]] = {}
 
         def branch(k: int, program: Any) -> Callable[..., Any]:
             def run(contents: list[Any]) -> Any:
-                copies.running = list(before)
-                with memory.holding(contents), copies.known(taken[k]):
-                    results = self.run(program.jaxpr, program.consts, self._before_last(operands, taken[k]))
+                copies.running = list(entry_copies)
+                with memory.holding(contents), copies.known(facts[k]):
+                    results = self.run(program.jaxpr, program.consts, self._before_last(operands, facts[k]))
                     ends[k] = list(copies.running)
                     holes_after.append(memory.holes())
                     return results, memory.contents()
@@ -478,13 +481,13 @@ class _Body:
 
         programs = [branch(k, program) for k, program in enumerate(branches)]
         results, contents = lax.switch(predicate, programs, memory.contents())
-        copies.joined(before, [ends[k] for k in range(len(branches))], taken)
+        copies.joined(entry_copies, [ends[k] for k in range(len(branches))], facts)
         memory.set(contents, [union(*holes) for holes in zip(*holes_after, strict=True)])
         return results
 
-    def _before_last(self, operands: Sequence[Any], taken: Any) -> list[Any]:
-        """State the bounds of a loop's counter in a branch that is taken before the last iteration alone."""
-        (pair, branch, branches), stated = taken, list(operands)
+    def _before_last(self, operands: Sequence[Any], fact: Any) -> list[Any]:
+        """State the bounds of a counter in a branch for all iterations but the last."""
+        (pair, branch, branches), stated = fact, list(operands)
         for counter, (end, begin, last) in self.counted.items():
             if (pair, branch, branches) != ((counter, end, 1), 1, 2):
                 continue
@@ -494,8 +497,8 @@ class _Body:
                 term = self.term(value)
                 number, by = index_terms.without_constant(term)
                 if number == counter and by in (0, 1) and value.dtype == begin.dtype:  # neither sum wraps
-                    more, least = np.asarray(by, value.dtype), np.asarray(by - 1, value.dtype)
-                    stated[k] = lax.max(lax.min(value, lax.add(last, least)), lax.add(begin, more))
+                    offset, last_offset = np.asarray(by, value.dtype), np.asarray(by - 1, value.dtype)
+                    stated[k] = lax.max(lax.min(value, lax.add(last, last_offset)), lax.add(begin, offset))
                     self.terms[id(stated[k])] = stated[k], term
         return stated
 
@@ -555,8 +558,8 @@ class _Body:
         carried, counting = condition.jaxpr.invars[num_condition:], counting_loop(eqn)
         counted = (counting[0], carried.index(counting[1])) if counting and counting[1] in carried else None
         is_unchanged = [out is var for out, var in zip(body.jaxpr.outvars, body.jaxpr.invars[num_body:], strict=True)]
-        here = object()
-        numbers = [index_terms.unknown((here, k)) for k in range(len(carry))]
+        loop_key = object()
+        numbers = [index_terms.unknown((loop_key, k)) for k in range(len(carry))]
         terms = [self.term(value) if is_unchanged[k] else numbers[k] for k, value in enumerate(carry)]
         loop = Loop(copies or Copies(), numbers, list(map(self.term, carry)))
         running = self._running(eqn)
@@ -602,7 +605,7 @@ class _Body:
                 return memory.contents(), results
 
         if copies is None:
-            loop.others = running
+            loop.outer_copies = running
         else:
             with loop.looked_through():
                 jax.eval_shape(looked_through, first)

@@ -113,12 +113,12 @@ class Copies:
             UnreadableKernel: no such copy is known to run, or another copy may have its semaphore.
         """
         copies = [other for other in self.running if not self._apart(copy, other)]
-        same = [other for other in copies if self.are_same(copy, other, ("written", "semaphore"))]
-        if self.missing is not None and len(same) != 1:
+        matches = [other for other in copies if self.are_same(copy, other, ("written", "semaphore"))]
+        if self.missing is not None and len(matches) != 1:
             self.missing.append(copy)
             return copy
-        copies = same if self.missing is not None else copies
-        if len(copies) != 1 or same != copies or (self.missing is None and not copies[0].conditions <= self.facts):
+        copies = matches if self.missing is not None else copies
+        if len(copies) != 1 or matches != copies or (self.missing is None and not copies[0].conditions <= self.facts):
             raise UnreadableKernel("a wait for a copy that is not known to have been started, and to run alone")
         self.running.remove(copies[0])
         return copies[0]
@@ -172,15 +172,15 @@ class Copies:
             raise UnreadableKernel(f"a copy is under way {where}")
 
     def fact(self, condition: Term, branch: int = 1, branches: int = 2) -> Hashable:
-        """Return the fact that a branch is taken, or that the condition of a loop is true.
+        """Return the fact of a taken branch, or of a true loop condition.
 
         Conditions x + 1 < y and x < y - 1 are one fact where x < y is known, as neither sum wraps there.
         """
         pair = comparison(condition)
         if pair is None:
             return condition, branch, branches
-        (x, more), (y, less) = map(without_constant, pair)
-        if more - less == 1 and 0 in (more, less) and ((x, y, 0), 1, 2) in self.facts:
+        (x, offset), (y, end_offset) = map(without_constant, pair)
+        if offset - end_offset == 1 and 0 in (offset, end_offset) and ((x, y, 0), 1, 2) in self.facts:
             return (x, y, 1), branch, branches
         return (*pair, 0), branch, branches
 
@@ -192,27 +192,27 @@ class Copies:
         yield
         self.facts = outer
 
-    def joined(self, before: Sequence[Copy], ends: Sequence[Sequence[Copy]], facts: Sequence[Hashable]) -> None:
+    def joined(self, entry_copies: Sequence[Copy], ends: Sequence[Sequence[Copy]], facts: Sequence[Hashable]) -> None:
         """Set the copies that run after branches.
 
         Args:
-            before: the copies before the branches.
+            entry_copies: the copies before the branches.
             ends: the copies at the end of each branch.
             facts: the fact that each branch is taken.
 
         Raises:
             UnreadableKernel: only some branches wait for a copy.
         """
-        still = [[copy for copy in before if copy in end] for end in ends]
-        if any(copies != still[0] for copies in still):
+        survivors = [[copy for copy in entry_copies if copy in end] for end in ends]
+        if any(copies != survivors[0] for copies in survivors):
             raise UnreadableKernel("one branch waits for a copy and another does not")
         started = [
-            replace(copy, value=None, conditions=copy.conditions | {taken})
-            for end, taken in zip(ends, facts, strict=True)
+            replace(copy, value=None, conditions=copy.conditions | {fact})
+            for end, fact in zip(ends, facts, strict=True)
             for copy in end
-            if copy not in before
+            if copy not in entry_copies
         ]
-        self.running = [*still[0], *started]
+        self.running = [*survivors[0], *started]
 
 
 @dataclass
@@ -233,7 +233,7 @@ class Loop:
         first, following: their terms before the loop, and after an iteration.
         test: term of the condition for another iteration.
         needed: H.
-        others: copies from outside that run all the time.
+        outer_copies: copies from outside that run all the time.
     """
 
     copies: Copies
@@ -242,7 +242,7 @@ class Loop:
     following: Sequence[Term] = ()
     test: Term | None = None
     needed: list[Copy] = field(default_factory=list)
-    others: list[Copy] = field(default_factory=list)
+    outer_copies: list[Copy] = field(default_factory=list)
 
     @contextmanager
     def looked_through(self) -> Iterator[None]:
@@ -254,20 +254,20 @@ class Loop:
 
     def enter(self) -> None:
         """Check the copies before the loop."""
-        self.others = self._rest(self.copies.running, self.first)
+        self.outer_copies = self._rest(self.copies.running, self.first)
 
     def begin(self) -> None:
         """Set the copies at the start of an iteration."""
-        self.copies.running = [*self.others, *self.needed]
+        self.copies.running = [*self.outer_copies, *self.needed]
 
     def end(self) -> None:
         """Check the copies at the end of an iteration."""
-        if self._rest(self.copies.running, self.following) != self.others:
+        if self._rest(self.copies.running, self.following) != self.outer_copies:
             raise UnreadableKernel("copies are under way at the end of an iteration, which the next does not wait for")
 
     def leave(self) -> None:
         """Set the copies after the loop."""
-        self.copies.running = list(self.others)
+        self.copies.running = list(self.outer_copies)
 
     def _rest(self, running: Sequence[Copy], values: Sequence[Term]) -> list[Copy]:
         """Return running copies without those that an iteration with these carried values needs.
@@ -281,8 +281,8 @@ class Loop:
         conditions = frozenset() if test.constant == 1 else frozenset({self.copies.fact(test)})
         for copy in self.needed:
             needed = copy.substituted(terms)
-            same = [other for other in rest if self.copies.are_same(needed, other)]
-            if len(same) != 1 or same[0].conditions - self.copies.facts != conditions - self.copies.facts:
+            matches = [other for other in rest if self.copies.are_same(needed, other)]
+            if len(matches) != 1 or matches[0].conditions - self.copies.facts != conditions - self.copies.facts:
                 raise UnreadableKernel("an iteration waits for a copy that is not known to have been started before")
-            rest.remove(same[0])
+            rest.remove(matches[0])
         return rest

@@ -1,4 +1,4 @@
-"""Index expressions of a kernel as terms, to show that two indices are equal, different or in bounds.
+"""Index expressions of a kernel as terms: equality, difference and bounds.
 
 A term is a constant, an unknown number, or an elementwise operation on terms. Operations are pure, so equal terms are
 equal numbers. Terms are evaluated for all cases if each unknown number has few values (`domains`), or if the terms
@@ -110,12 +110,12 @@ def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | No
         if number in listed or len({dtype for _, _, dtype in uses}) != 1:
             return None
         limits = np.iinfo(uses[0][2])
-        whole = domains.get(number, range(limits.min, int(limits.max) + 1))
+        interval = domains.get(number, range(limits.min, int(limits.max) + 1))
         reach = math.lcm(*(k for _, k, _ in uses)) + max(abs(by) for by, _, _ in uses)
         if reach > MAX_CASES:
             return None
-        near = (range(end - reach, end + reach + 1) for end in (whole[0], 0, whole[-1]))
-        listed[number] = sorted({n for part in near for n in part if n in whole})
+        near = (range(end - reach, end + reach + 1) for end in (interval[0], 0, interval[-1]))
+        listed[number] = sorted({n for part in near for n in part if n in interval})
     if math.prod(map(len, listed.values())) > MAX_CASES:
         return None
     grids = np.meshgrid(*(np.asarray(numbers, np.int64) for numbers in listed.values()), indexing="ij")
@@ -149,8 +149,8 @@ def without_constant(term: Term) -> tuple[Term, int]:
         for k, other in ((1, 0), (0, 1))[: 2 if sign == 1 else 1]:
             by = term.operands[k].constant
             if by is not None:
-                number, more = without_constant(term.operands[other])
-                return number, more + sign * by
+                number, offset = without_constant(term.operands[other])
+                return number, offset + sign * by
     return term, 0
 
 
@@ -169,7 +169,7 @@ def in_bounds(term: Term, size: int, domains: Domains) -> bool:
 
 
 def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
-    """Return all values of a number that a loop carries; None if they are not few.
+    """Return all values of a carried number, None for many values.
 
     Args:
         number: the unknown number at the start of an iteration.

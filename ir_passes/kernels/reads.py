@@ -7,7 +7,7 @@ context's limit, is counted with all its reads, whatever its metadata declares.
 More than 300 lines: one interpreter of kernels with its operations.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -53,30 +53,33 @@ class KernelReads:
     sizes: tuple[int, ...]
 
     def read(self, cache: int) -> int:
-        """Return the bytes read from memory: further loads of an operand that fits into the cache are free."""
+        """Return the bytes read from memory.
+
+        Further loads of an operand that fits into the cache are free.
+        """
         pairs = zip(self.loaded, self.sizes, strict=True)
         return sum(min(loaded, size) if size <= cache else loaded for loaded, size in pairs)
 
 
-def kernel_reads(program: ir.ClosedJaxpr, known: Sequence[Any]) -> Iterator[KernelReads]:
-    """Yield the reads of each kernel that can be counted, in program order.
+def kernel_reads(program: ir.ClosedJaxpr, values: Sequence[Any]) -> list[KernelReads]:
+    """Return the reads of each kernel that can be counted, in program order.
 
     Args:
         program: of a step.
-        known: for each of its inputs a value, or None for an unknown value.
+        values: for each of its inputs a value, or None for an unknown value.
     """
-    found: list[KernelReads] = []
-    _Step(found, {}).run(program.jaxpr, program.consts, known)
-    yield from found
+    reads: list[KernelReads] = []
+    _Step(reads, {}).run(program.jaxpr, program.consts, values)
+    return reads
 
 
 def _computed(eqn: ir.JaxprEqn, args: Sequence[Any], limit: int) -> list[Any]:
-    """Return the results of an equation if all operands are known and small, else unknown ones."""
-    unknown = [UNKNOWN] * len(eqn.outvars)
+    """Return the results of an equation, unknown if an operand is unknown or large."""
+    unknowns = [UNKNOWN] * len(eqn.outvars)
     if any(arg is UNKNOWN for arg in args) or any(prod(ir.shape_of(var)) > limit for var in eqn.outvars):
-        return unknown
+        return unknowns
     if any(is_key(ir.dtype_of(var)) for var in eqn.outvars) or any(True for _ in ir.sub_jaxprs(eqn)):
-        return unknown
+        return unknowns
     with jax.ensure_compile_time_eval():
         results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return [np.asarray(result) for result in (results if eqn.primitive.multiple_results else [results])]
@@ -112,15 +115,15 @@ class _Values:
 
 
 class _Step(_Values):
-    """The program of a step; `found` receives the reads of its kernels.
+    """The program of a step; `reads` receives the reads of its kernels.
 
     Args:
-        found: list to append to.
+        reads: list to append to.
         counted: kernel and known operands -> bytes loaded of each operand.
     """
 
-    def __init__(self, found: list[KernelReads], counted: dict[Any, tuple[int, ...]]):
-        self._found, self._counted = found, counted
+    def __init__(self, reads: list[KernelReads], counted: dict[Any, tuple[int, ...]]):
+        self._reads, self._counted = reads, counted
 
     def _top_k(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         """Draw the chosen indices uniformly, if the scores are unknown."""
@@ -147,7 +150,7 @@ class _Step(_Values):
                 self._counted[key] = _loaded(eqn, args)
             shapes = tuple(map(ir.shape_of, eqn.invars))
             sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
-            self._found.append(KernelReads(eqn.params["name"], shapes, self._counted[key], sizes))
+            self._reads.append(KernelReads(eqn.params["name"], shapes, self._counted[key], sizes))
         except (UncountedKernel, UnreadableKernel):
             pass
         return [UNKNOWN] * len(eqn.outvars)
@@ -159,7 +162,7 @@ def _digest(value: Any) -> Any:
 
 @dataclass
 class _CountedMemory:
-    """Memory of a kernel: an operand with its known block, or another one, which is not counted."""
+    """Memory of a kernel: an operand with its known block, or uncounted memory."""
 
     number: int | None
     content: Any = UNKNOWN
@@ -224,12 +227,14 @@ class _Instance(_Values):
         if predicate is not UNKNOWN:
             chosen = branches[min(max(int(predicate), 0), len(branches) - 1)]
             return self.run(chosen.jaxpr, chosen.consts, operands)
-        most: dict[int, int] = {}
+        maximum: dict[int, int] = {}
         for branch in branches:
             part = _Instance(self.ids, self.grid)
             part.run(branch.jaxpr, branch.consts, operands)
-            most = {number: max(most.get(number, 0), part.loaded.get(number, 0)) for number in {*most, *part.loaded}}
-        self._include(most, 1)
+            maximum = {
+                number: max(maximum.get(number, 0), part.loaded.get(number, 0)) for number in {*maximum, *part.loaded}
+            }
+        self._include(maximum, 1)
         return [UNKNOWN] * len(eqn.outvars)
 
     def _include(self, loaded: dict[int, int], times: int) -> None:
@@ -265,10 +270,10 @@ class _Instance(_Values):
             self._repeat(turn, carry, turns)
             return [UNKNOWN] * len(eqn.outvars)
         for _ in range(MAX_TURNS):
-            (more,) = self.run(condition.jaxpr, condition.consts, [*args[:of_condition], *carry])
-            if more is UNKNOWN:
+            (proceeds,) = self.run(condition.jaxpr, condition.consts, [*args[:of_condition], *carry])
+            if proceeds is UNKNOWN:
                 break
-            if not more:
+            if not proceeds:
                 return carry
             loaded, carry = turn(carry)
             self._include(loaded, 1)
@@ -300,7 +305,7 @@ def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]
 
 
 def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return the elements of a known block at a place; unknown for a place that is computed from unknown values."""
+    """Return the elements of a known block at a place, unknown for an unknown place."""
     transforms = jax.tree.leaves(transforms, is_leaf=lambda leaf: hasattr(leaf, "indices"))
     transforms = [transform for transform in transforms if hasattr(transform, "indices")]
     if not transforms:
@@ -328,33 +333,33 @@ def _loaded(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[int, ...]:
         raise UnreadableKernel("a grid or blocks whose sizes are computed")
     grid = tuple(map(int, mapping.grid))
     blocks = [Blocks.of(block, grid) for block in mapping.block_mappings[: mapping.num_inputs]]
-    others = [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
-    known = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
+    scratch = [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks))]
+    arrays = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
     # Instances that differ along another axis have the same known operands, and mostly the same loops.
-    axes = set().union(*(block.axes for block, array in zip(blocks, known, strict=True) if array is not UNKNOWN))
+    axes = set().union(*(block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN))
     try:
-        return _sum_loads(jaxpr, grid, blocks, known, others, axes)
+        return _sum_loads(jaxpr, grid, blocks, arrays, scratch, axes)
     except UncountedKernel:
-        return _sum_loads(jaxpr, grid, blocks, known, others, set(range(len(grid))))
+        return _sum_loads(jaxpr, grid, blocks, arrays, scratch, set(range(len(grid))))
 
 
 def _sum_loads(
-    jaxpr: Any, grid: tuple[int, ...], blocks: Sequence[Blocks], known: Sequence[Any], others: Any, axes: set[int]
+    jaxpr: Any, grid: tuple[int, ...], blocks: Sequence[Blocks], arrays: Sequence[Any], scratch: Any, axes: set[int]
 ) -> tuple[int, ...]:
     """Return the bytes that all instances load of each operand, with unknown numbers along all but some grid axes."""
     total, counted = dict[int, int](), dict[Any, dict[int, int]]()
     for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
         numbers = tuple(int(number) if axis in axes else UNKNOWN for axis, number in enumerate(ids))
-        contents = [_block(block, array, numbers) for block, array in zip(blocks, known, strict=True)]
+        contents = [_block(block, array, numbers) for block, array in zip(blocks, arrays, strict=True)]
         needs_numbers = len(axes) == len(grid)
         key = (numbers if needs_numbers else None), tuple(map(_digest, contents))
         if key not in counted:
             instance = _Instance(numbers if needs_numbers else (UNKNOWN,) * len(grid), grid)
-            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
+            instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *scratch])
             counted[key] = instance.loaded
         total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
     times = prod(size for axis, size in enumerate(grid) if axis not in axes)
-    return tuple(times * total.get(number, 0) for number in range(len(known)))
+    return tuple(times * total.get(number, 0) for number in range(len(arrays)))
 
 
 def _block(blocks: Blocks, array: Any, numbers: Sequence[Any]) -> Any:

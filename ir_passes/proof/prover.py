@@ -193,7 +193,7 @@ class Prover:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Forget the violations and accesses of this block, which nothing observes."""
+        """Forget the violations and accesses of this block; nothing observes it."""
         forget, observe = self.mark(), self.observe
         self.observe = None
         yield

@@ -484,7 +484,7 @@ class PlusConstant(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Greatest(Fact):
-    """The element is at most K, and at least min(entry, K) for each entry of the value with this number.
+    """The element is at most K, and at least min(entry, K) for each entry.
 
     K is a shared number; without limits it is the greatest number of the dtype.
     """

@@ -1,4 +1,7 @@
-"""The input and output of a pass, a traced step with its contract; the pass that drops dead equations."""
+"""Graphs, the input and output of passes; dead-code elimination.
+
+A graph is a traced step with its contract.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,7 @@
-"""Batch a loop over sequences: compute the same work of all lanes together, in an order that keeps pools."""
+"""Batch a loop over sequences: equal work of all lanes in one operation.
+
+The order of operations keeps the pools in place.
+"""
 
 import heapq
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,7 @@
-"""The one-to-one correspondence of lanes' equations, and the check that no lane sees another lane's writes."""
+"""The one-to-one correspondence of lanes' equations.
+
+A check: no lane sees another lane's writes.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -127,7 +127,10 @@ def scatter(eqn: JaxprEqn, array: Ints, indices: Array, labels: Ints, moved: Int
 
 
 def _without_dropped(eqn: JaxprEqn, array: Ints, indices: Array, window: Addressing) -> Array:
-    """Return the indices with a row past the end for each update that is dropped by its place inside the row."""
+    """Return the indices, with a row past the end for each dropped update.
+
+    An update is dropped by its place inside the row.
+    """
     if window.column is None or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return indices
     numbers: Any = eqn.params["dimension_numbers"]

@@ -69,7 +69,9 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
 
 
 def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]) -> list | None:
-    """Run a declared operation on the rows that its slot maps name; return tags, None for pools without a slot map.
+    """Run a declared operation on rows of slot maps.
+
+    Returns tags, None for pools without a slot map.
 
     A lane of length 0 keeps its row; a fresh lane does not read it.
     """

@@ -1,4 +1,4 @@
-"""The check that simultaneously live values have disjoint bytes; the scratch lower bound; neighbours of custom calls.
+"""Checks of live values: disjoint bytes, a scratch lower bound, neighbours of custom calls.
 
 The writes of a custom call, kernel or callback are unknown; the buffer assignment shows where they would do harm.
 """

@@ -35,7 +35,9 @@ REMEDY_CONVERTED = (
 
 @dataclass(frozen=True)
 class PoolCopy:
-    """A value outside a pool's bytes with at least all rows except one: a copy, or a rebuilt pool.
+    """A value outside a pool's bytes with all rows, or all except one.
+
+    It is a copy, or a rebuilt pool.
 
     Attributes:
         pools: paths of the pools.
@@ -88,12 +90,12 @@ def whole_pools(executable: Executable, bound: BoundContract, live: LiveValues) 
             if copied or check.is_rebuilt(position):
                 key = position, copied, str(pool.array)
                 copies.setdefault(key, ([], check.is_converted(position)))[0].append(bound.inputs[i].path)
-    found = []
+    results = []
     for (position, copied, type), (paths, converted) in sorted(copies.items()):
         value = live.values[position]
         looped, names = value.instruction.id in live.looped, origin(value.instruction, executable.module)
-        found.append(PoolCopy(value, tuple(paths), type, copied, converted, looped, *names))
-    return found
+        results.append(PoolCopy(value, tuple(paths), type, copied, converted, looped, *names))
+    return results
 
 
 def findings(

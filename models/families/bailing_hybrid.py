@@ -115,7 +115,9 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
-    """Read config.json with the MTP head, a layer of latent attention and experts behind the decoder's layers.
+    """Read config.json with the MTP head.
+
+    The head is a layer of latent attention and experts behind the decoder's layers.
 
     Raises:
         ConfigError: the head is absent or not implemented.

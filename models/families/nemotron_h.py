@@ -52,7 +52,10 @@ UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_ne
 
 
 def kinds_of(value: Any) -> list[Any]:
-    """Return the kinds of layers of a pattern of letters or of a list; None or another value for unknown ones."""
+    """Return the kinds of layers of a letter pattern or a list.
+
+    None or another value stands for unknown kinds.
+    """
     if isinstance(value, str):
         return [PATTERN.get(letter) for letter in value]
     return [OLDER_KINDS.get(str(kind), kind) for kind in value] if isinstance(value, list) else []

@@ -30,7 +30,9 @@ of the time; with 256 rows and more, 1.0 to 1.2."""
 
 
 class KVCache(NamedTuple):
-    """KV cache of an attention layer, with a row for each sequence: cache dtype, whole blocks of positions.
+    """KV cache of an attention layer, with a row for each sequence.
+
+    Arrays have the dtype of caches and whole blocks of positions.
 
     `value` None: the values are the first entries of the keys (latent attention). Keys and values end in zeros up to
     `stored_size`.
@@ -62,7 +64,7 @@ def append(
     valid: Array,
     slots: Slots = None,
 ) -> KVCache:
-    """Write the keys and values `[lane, token, kv_head, size]` of real tokens at their positions in the lanes' rows.
+    """Write keys and values `[lane, token, kv_head, size]` of real tokens to the lanes' rows.
 
     The scatter drops padding tokens, which get distinct places past the end: no two tokens of a lane have the same
     place. No real token is dropped, as the host admits no sequence longer than the context.

@@ -219,17 +219,17 @@ def decode_attention(
     caches = [key] if value is None else [key, value]
     written = 1 << (rows - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
-    whole, by_slot = pl.BlockSpec(memory_space=pl.ANY), slots is not None
+    pool_spec, by_slot = pl.BlockSpec(memory_space=pl.ANY), slots is not None
     sizes = key_parts(size, value_size, value is None)
     top, total, out = gpu_call(
         partial(decode_attention_kernel, parts=parts, block=block, sizes=sizes, value_size=value_size, by_slot=by_slot),
         pl.GridSpec(
             grid=(lanes, kv_heads, parts),
             in_specs=[
-                *([whole] if by_slot else []),
+                *([pool_spec] if by_slot else []),
                 pl.BlockSpec((pl.Squeezed(), rows), lambda lane, head, part: (lane, 0)),
                 cut(rows, size),
-                *(whole if by_slot else cut(*cache.shape[2:]) for cache in caches),
+                *(pool_spec if by_slot else cut(*cache.shape[2:]) for cache in caches),
             ],
             out_specs=[result(*shape) for shape in shapes],
         ),

@@ -109,14 +109,14 @@ def expert_rows(
     arrays, tree = jax.tree.flatten(weight)
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
-    by_row, whole = pl.BlockSpec((rows,), lambda column, row: (row,)), pl.BlockSpec(memory_space=pl.ANY)
+    by_row, full_spec = pl.BlockSpec((rows,), lambda column, row: (row,)), pl.BlockSpec(memory_space=pl.ANY)
     rounded = x.astype(weight.dtype)
     return gpu_call(
         partial(expert_rows_kernel, terms=terms, columns=columns, weight=tree),
         pl.GridSpec(
             grid=(outputs // columns, tiles),
-            in_specs=[by_row, by_row, whole, *[whole] * len(arrays)],
-            out_specs=whole,
+            in_specs=[by_row, by_row, full_spec, *[full_spec] * len(arrays)],
+            out_specs=full_spec,
         ),
         result_like((count, outputs), jnp.float32, rounded),
         stages=STAGES,

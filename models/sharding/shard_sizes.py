@@ -93,7 +93,7 @@ def shard_config(
 def try_shard_configs(
     configs: Iterable[Any], devices: Devices, sizes: Sequence[ShardedSize] = ()
 ) -> tuple[dict[Any, Any], list[str]]:
-    """Return the local config of each config, by its method `shard`, and all faults without repetition."""
+    """Return the local config of each config, and all faults without repetition."""
     local: dict[Any, Any] = {}
     faults = _faults(devices, sizes)
     for config in configs:

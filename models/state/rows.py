@@ -1,4 +1,4 @@
-"""Rows of pools by slot: a layer takes the rows of its lanes, and puts them back.
+"""Rows of pools by slot: take the rows of the lanes, put them back.
 
 A pool has a row for each sequence, a step a lane for some of them. `slots` has the row of each lane: in bounds and
 distinct, also for idle lanes. None stands for row i of lane i.

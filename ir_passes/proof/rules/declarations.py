@@ -1,4 +1,4 @@
-"""Declarations of kernels, custom calls and callbacks: as code, and compared with the row maps of a call."""
+"""Declarations of kernels, custom calls and callbacks: text, and row maps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -28,7 +28,9 @@ _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
 @dataclass(frozen=True)
 class Counter:
-    """A carry of a loop that counts iterations; it is below its bound in every iteration.
+    """A carry that counts iterations.
+
+    It is below its bound in every iteration.
 
     Attributes:
         index: index of the carry.
@@ -167,7 +169,7 @@ def _tested_array(jaxpr: Any, atom: Any) -> tuple[Any, bool] | None:
 
 
 def _flags(prover: Prover, condition: Any) -> dict[Number, Range]:
-    """Return the numbers of the tested array and its negation, with their values in stopped lanes."""
+    """Return the value numbers of the tested array and its negation, in stopped lanes."""
     active = _tested_array(condition, condition.outvars[0])
     if active is None:
         return {}

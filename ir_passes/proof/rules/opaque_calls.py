@@ -206,15 +206,15 @@ class _Declared:
                     if fault is not None:
                         return fault
                     record(site, pool, self.operands[place], self.operands[place].owner, site.shapes[place], write)
-            within = bool(pool.split) and self._counted_within(declared.group)
-            if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split and not within:
+            is_counted = bool(pool.split) and self._counted_within(declared.group)
+            if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split and not is_counted:
                 along = ", ".join(owners.mesh_axes(lanes.split)) or "a loop"
                 message = f"{self.name}: each device along {along} writes the rows of its own lanes to its own copy"
                 return site.mixed(message, "call it outside of the shard_map", ViolationKind.COLLECTIVE)
         return lanes
 
     def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
-        """Return the fault of slots and rows that are split over devices in different ways; None without a fault."""
+        """Return the fault of slots and rows with different splits over devices, or None."""
         split = getattr(self.operands[place].owner, "split", ())
         if not pool.split or split == pool.split:
             return None

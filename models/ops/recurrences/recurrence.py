@@ -106,7 +106,10 @@ RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 
 
 def over_slots(form: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    """Run a form without slots on the rows of the slots, if any; with `keep_state` no row is written."""
+    """Run a form without slots on the rows of the lanes.
+
+    With `keep_state` no row is written.
+    """
     if inputs.slots is None:
         return form(inputs)
     output, state = form(replace(inputs, state=take_rows(inputs.state, inputs.slots), slots=None))

@@ -28,7 +28,10 @@ def _for_gpus(inputs: RecurrenceInputs) -> bool:
 
 
 def _by_gpu_kernel(inputs: RecurrenceInputs, surroundings: Surroundings | None, keep_state: bool) -> RecurrenceOutputs:
-    """Run the kernel for GPUs on the rows of the lanes: with slots, one more read and write of the rows."""
+    """Run the kernel for GPUs on the rows of the lanes.
+
+    With slots, the rows are read and written once more.
+    """
 
     def of_rows(inputs: RecurrenceInputs) -> RecurrenceOutputs:
         return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)

@@ -487,6 +487,9 @@ class Greatest(Fact):
     """The element is at most K, and at least min(entry, K) for each entry.
 
     K is a shared number; without limits it is the greatest number of the dtype.
+
+    Attributes:
+        number: value number of the entries.
     """
 
     number: Number

@@ -1,8 +1,7 @@
 """Reader and writer of safetensors files.
 
-A file is a length, a JSON header, and the bytes of the tensors without gaps
-(https://huggingface.co/docs/safetensors). The reader replaces the library's, which gives NumPy no view of the
-mapped file and cannot list every fault of a header. The writer writes array by array, so that no second copy is needed.
+Format: https://huggingface.co/docs/safetensors. The library gives NumPy no view of the mapped file and does not list
+every fault of a header. Arrays are written one by one, without a second copy.
 """
 
 import json
@@ -43,12 +42,12 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
     }
     | dict.fromkeys(("U8", "F8_E4M3", "F8_E8M0"), np.dtype("u1"))
 )
-"""Dtype of the format -> NumPy's dtype of the stored numbers; floats of 8 bits are codes."""
+"""Dtype of the format -> NumPy's dtype; floats of 8 bits are codes."""
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
 class SafetensorsFile(MappedFile):
-    """One safetensors file with a checked header; arrays are views of the mapped file.
+    """One safetensors file with a checked header.
 
     Attributes:
         tensors: name -> TensorInfo, in the order of the data.
@@ -56,7 +55,7 @@ class SafetensorsFile(MappedFile):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open a file; raise CheckpointError with every fault of the header."""
+        """Map a file; raises CheckpointError with every fault of the header."""
         path = Path(path)
         if not path.is_file():
             raise CheckpointError(path, "expected a safetensors file, found no regular file")
@@ -68,23 +67,13 @@ class SafetensorsFile(MappedFile):
         super().__init__(path, tensors, data_start)
 
     def read(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor in bfloat16, float16 or float32.
-
-        Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: a dtype that is not read, or a file that has shrunk since it was opened.
-        """
+        """Return a read-only view of one tensor in bfloat16, float16 or float32."""
         if self.tensors[name].dtype not in READABLE:
             raise CheckpointError(self.path, f"{name}: {unreadable(self.tensors[name].dtype)}")
         return self.read_stored(name)
 
     def read_stored(self, name: str) -> np.ndarray:
-        """Return a read-only view of one tensor of a dtype of `STORED`, codes as uint8.
-
-        Raises:
-            KeyError: no tensor of that name.
-            CheckpointError: another dtype, or a file that has shrunk since it was opened.
-        """
+        """Return a read-only view of one tensor of a dtype of `STORED`, codes as uint8."""
         info = self.tensors[name]
         if info.dtype not in STORED:
             raise CheckpointError(self.path, f"{name}: {unreadable(info.dtype)}")
@@ -96,7 +85,6 @@ class SafetensorsFile(MappedFile):
 
 
 def unreadable(dtype: str) -> str:
-    """Return the reason why tensors of a dtype are not read."""
     message = f"dtype {dtype} is not read, expected one of {', '.join(READABLE)}"
     if DTYPE_BITS[dtype] <= 8 or dtype in ("I32", "U32"):
         message += " (codes of a quantised weight need scales of a known form)"
@@ -171,7 +159,7 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
 
 
 def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: list[str]) -> None:
-    """Check that tensors cover the data exactly: no hole, no overlap, nothing behind the last."""
+    """Check that tensors cover the data without hole, overlap or rest."""
     position, predecessor = 0, "the header"
     for name, info in ordered.items():
         if info.end > available:
@@ -198,7 +186,6 @@ def _short(value: Any) -> str:
 
 NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3",
                             "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8"}  # fmt: skip
-"""dtype -> its name in safetensors files."""
 
 
 Types = Mapping[str, tuple[tuple[int, ...], str]]
@@ -206,7 +193,7 @@ Types = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes in front of the arrays; arguments as for `write_safetensors`."""
+    """Return the bytes in front of the arrays."""
     end, header = 0, dict[str, object]({"__metadata__": dict(metadata)})
     for name, (shape, dtype) in types.items():
         begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
@@ -217,12 +204,6 @@ def safetensors_header(types: Types, metadata: Mapping[str, str]) -> bytes:
 
 def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray], metadata: Mapping[str, str]) -> None:
     """Write a header, then the arrays.
-
-    Args:
-        file: written at its current position.
-        types: types of the arrays, in order.
-        arrays: one for each of `types`.
-        metadata: free-form strings.
 
     Raises:
         ValueError: an array differs from its type.
@@ -235,5 +216,4 @@ def write_safetensors(file: BinaryIO, types: Types, arrays: Iterable[np.ndarray]
 
 
 def types_of(arrays: Mapping[str, np.ndarray]) -> Types:
-    """Return the types of arrays."""
     return {name: (array.shape, array.dtype.name) for name, array in arrays.items()}

@@ -6,21 +6,14 @@ import numpy as np
 from jaxtyping import Float
 
 CLIPPED_SHARE = 0.5
-"""Minimum share of a group's numbers with its largest magnitude for a clipped group."""
+"""Share of a clipped group's numbers at its largest magnitude."""
 MIN_ROWS = 8
-"""Rows of zeros below which none counts as lost: single rows can be zero in a good checkpoint."""
+"""Fewer zero rows are not lost: single rows can be zero in a good checkpoint."""
 _MIN_GROUP = 8
 
 
 class WeightHealth(NamedTuple):
-    """Counts of a weight.
-
-    Attributes:
-        rows: rows of all experts.
-        zero_rows: rows of zeros only.
-        groups: groups of columns, each with one scale.
-        clipped_groups: groups with half of their numbers at the largest magnitude.
-    """
+    """Counts of rows of all experts, zero rows, groups, and clipped groups."""
 
     rows: int
     zero_rows: int
@@ -31,8 +24,7 @@ class WeightHealth(NamedTuple):
 def lost_rows(weight: Float[np.ndarray, "*experts out in"]) -> int:
     """Return the number of zero rows if they are many, else 0.
 
-    Many means at least eight, and at least one in twenty.
-    Scales that are too coarse for some projections of hybrid models have made such files (keys of linear attention).
+    Many: at least eight and one in twenty. Coarse scales have made such files (keys of linear attention).
     """
     rows = weight.reshape(-1, weight.shape[-1])
     zero = len(rows) - int(np.count_nonzero(rows.any(axis=1)))
@@ -43,8 +35,8 @@ def weight_health(weight: Float[np.ndarray, "*experts out in"], group: int | Non
     """Count rows of zeros and clipped groups.
 
     Args:
-        weight: numbers of the weight.
-        group: columns that share a scale; None for a whole row. Columns behind the last whole group are left out.
+        weight: plain numbers.
+        group: columns that share a scale; None for a whole row. An incomplete last group is left out.
     """
     rows = np.abs(weight.astype(np.float32, copy=False)).reshape(-1, weight.shape[-1])
     zero = int((~rows.any(axis=1)).sum())

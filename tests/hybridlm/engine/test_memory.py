@@ -50,9 +50,9 @@ def test_what_would_fit_is_the_most_that_fits() -> None:
     available = 100 * MB + 43 * MB
     with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
         demand().require(available)
-    found = re.search(r"; lanes=(\d+) or context=(\d+) would fit$", str(raised.value))
-    assert found is not None
-    lanes, context = int(found[1]), int(found[2])
+    match = re.search(r"; lanes=(\d+) or context=(\d+) would fit$", str(raised.value))
+    assert match is not None
+    lanes, context = int(match[1]), int(match[2])
     fits = lambda lanes, context: 100 * MB + (lanes + min(lanes, 4)) * row(context) <= available
     assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
     assert fits(8, context) and not fits(8, context + 128)
@@ -64,8 +64,8 @@ def test_nothing_would_fit() -> None:
 
 
 def test_available_memory_is_a_number_here() -> None:
-    found = available_memory()
-    assert found is None or found > MB
+    memory = available_memory()
+    assert memory is None or memory > MB
 
 
 def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,16 +78,22 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
 
 def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
-    seen: list[Demand] = []
-    monkeypatch.setattr(Demand, "require", lambda self, available: seen.append(self))
+    demands: list[Demand] = []
+    monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
-    one, each = seen[0], seen[1]
-    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (one.lanes, one.scoring) == (8, 4)
-    assert each.row(256) == one.row(256) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
+    whole_demand, each = demands[0], demands[1]
+    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (whole_demand.lanes, whole_demand.scoring) == (
+        8,
+        4,
+    )
+    assert (
+        each.row(256) == whole_demand.row(256)
+        and whole_demand.weights // 4 - 64 <= each.weights <= whole_demand.weights // 4
+    )
     monkeypatch.undo()
-    found = available_memory(Placement(hybridlm.mesh(data=4)))
-    assert found is None or found < MB + (available_memory() or 0) // 3
+    memory = available_memory(Placement(hybridlm.mesh(data=4)))
+    assert memory is None or memory < MB + (available_memory() or 0) // 3
     with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 would fit"):
         replace(each, row=row, context=256, weights=0).require(3 * row(256) - 1)
 
@@ -96,16 +102,16 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled steps decide where weights and rows just fit; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)
-    seen: list[int] = []
+    totals: list[int] = []
     real = Demand.require
 
     def require(self: Demand, available: int | None) -> None:
-        seen.append(self.total)
+        totals.append(self.total)
         real(self, available)
 
     monkeypatch.setattr(Demand, "require", require)
     hybridlm.load(directory, lanes=1, context=32, chunk=4)
-    (needed,) = seen
+    (needed,) = totals
     monkeypatch.setattr(memory, "available_memory", lambda placement: needed)
     monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
     weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())

@@ -30,7 +30,7 @@ class Published(NamedTuple):
     golden: str
     rules: Mapping[str, Layout | None]
     config: dict[str, Any]
-    beside: dict[str, Any] | None = None
+    extra_config: dict[str, Any] | None = None
 
 
 def mixed(rules: Mapping[str, str]) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def write(published: Published, target: Path) -> tuple[Path, list[str]]:
         }
         fields["quantization_config"]["quantized_layers"] = modules
     path.write_text(json.dumps(fields))
-    if published.beside is not None:
-        (folder / "quantised" / "hf_quant_config.json").write_text(json.dumps(published.beside))
+    if published.extra_config is not None:
+        (folder / "quantised" / "hf_quant_config.json").write_text(json.dumps(published.extra_config))
     return folder, names
 
 

@@ -1,4 +1,4 @@
-"""Reads of a step's GPU kernels at given lengths, in place of declared reads."""
+"""Reads and writes of a step's GPU kernels at given lengths, in place of declared ones."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
 def counted_kernels(
     kernels: Kernels, program: Any, values: Sequence[Any], cache: int
 ) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with counted reads of GPU kernels, and names of uncounted kernels.
+    """Return operations with counted reads and writes of GPU kernels, and names of uncounted kernels.
 
     An uncounted kernel keeps the bytes that it declares.
 
@@ -74,13 +74,13 @@ def counted_kernels(
 
 
 def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with mean counted reads for equal kernel names and operands.
+    """Return operations with mean counted reads and writes for equal kernel names and operands.
 
     The second result has the names of kernels without a count.
     """
-    counted: dict[Any, list[int]] = defaultdict(list)
+    counted: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for kernel in reads:
-        counted[kernel.name, kernel.shapes].append(kernel.read(cache))
+        counted[kernel.name, kernel.shapes].append((kernel.read(cache), kernel.written))
 
     operations, uncounted = list[ScheduledKernel](), dict[str, None]()
     for kernel in kernels.kernels:
@@ -88,5 +88,8 @@ def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tu
         counts = counted.get((name, kernel.shapes)) if kernel.shapes else None
         if kernel.shapes and counts is None:
             uncounted[name] = None
-        operations.append(replace(kernel, read=sum(counts) // len(counts)) if counts else kernel)
+        if counts:
+            read, written = (sum(sizes) // len(counts) for sizes in zip(*counts, strict=True))
+            kernel = replace(kernel, read=read, written=written)
+        operations.append(kernel)
     return Kernels(tuple(operations)), tuple(uncounted)

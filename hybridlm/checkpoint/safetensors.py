@@ -46,25 +46,14 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
-class SafetensorsFile(MappedFile):
-    """One safetensors file with a checked header.
+class ArrayFile(MappedFile):
+    """A mapped file of plain arrays, with the dtypes of safetensors.
 
     Attributes:
-        tensors: name -> TensorInfo, in the order of the data.
-        metadata: the free-form `__metadata__` strings.
+        metadata: free-form strings of the file; empty without them.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Map a file; raises CheckpointError with every fault of the header."""
-        path = Path(path)
-        if not path.is_file():
-            raise CheckpointError(path, "expected a safetensors file, found no regular file")
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header = _read_header(path, file.read(8), file.read, size)
-        data_start = 8 + len(header)
-        tensors, self.metadata = _parse_header(path, header, size - data_start)
-        super().__init__(path, tensors, data_start)
+    metadata: Mapping[str, str] = MappingProxyType({})
 
     def read(self, name: str) -> np.ndarray:
         """Return a read-only view of one tensor in bfloat16, float16 or float32."""
@@ -82,6 +71,27 @@ class SafetensorsFile(MappedFile):
         if begin == end:
             return np.empty(info.shape, kind)
         return np.frombuffer(self._map, kind, math.prod(info.shape), begin).reshape(info.shape)
+
+
+class SafetensorsFile(ArrayFile):
+    """One safetensors file with a checked header; arrays are views of the mapped file.
+
+    Attributes:
+        tensors: name -> TensorInfo, in the order of the data.
+        metadata: the free-form `__metadata__` strings.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a file; raise CheckpointError with every fault of the header."""
+        path = Path(path)
+        if not path.is_file():
+            raise CheckpointError(path, "expected a safetensors file, found no regular file")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = _read_header(path, file.read(8), file.read, size)
+        data_start = 8 + len(header)
+        tensors, self.metadata = _parse_header(path, header, size - data_start)
+        super().__init__(path, tensors, data_start)
 
 
 def unreadable(dtype: str) -> str:

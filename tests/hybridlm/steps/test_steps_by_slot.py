@@ -83,7 +83,7 @@ class Model:
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}{'-head' * case[1]}")
-def made(request: pytest.FixtureRequest) -> tuple[str, bool]:
+def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
     return request.param
 
 
@@ -146,15 +146,9 @@ def busy(outputs: Any) -> list[np.ndarray]:
 def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
     model: Model, case: tuple[str, bool], step: Any, tokens: int
 ) -> None:
-<<<<<<< HEAD
-    pool, drafts = model.rows(), 2 if made[1] and step in ("generate", "verify") else 0
+    pool, drafts = model.rows(), 2 if case[1] and step in ("generate", "verify") else 0
     inputs = inputs_of(step, tokens, SLOTS, model.pages > 0)
     shape = Shape.of(inputs, ROWS, model.pages, mtp_drafts=drafts)
-=======
-    pool, drafts = model.rows(), 2 if case[1] and step in ("generate", "verify") else 0
-    inputs = inputs_of(step, tokens, SLOTS)
-    shape = Shape.of(inputs, ROWS, mtp_drafts=drafts)
->>>>>>> words
     assert f"{LANES}x{tokens} of {ROWS}" in str(shape)
     outputs, rows = model.run(shape, model.params, pool, inputs)
     ordered_outputs, ordered = model.run(
@@ -177,15 +171,9 @@ def test_states_are_edited_in_the_rows_of_the_lanes(model: Model) -> None:
     site = state_sites(model.structure)[0]
     edit = edits[site.array]
     edit.layer[0], edit.unit[0, 0], edit.factor[0] = site.layer, True, -2.0
-<<<<<<< HEAD
     (after,) = model.run(EditShape(LANES, ROWS, model.pages), pool, SLOTS, edits)
     for place, (before, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(after), strict=True)):
         expected = before.copy()
-=======
-    (edited,) = model.run(EditShape(LANES, ROWS), pool, SLOTS, edits)
-    for place, (old, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(edited), strict=True)):
-        expected = old.copy()
->>>>>>> words
         if place == site.place:
             expected[SLOTS[0], 0] *= -2.0
         assert new.tobytes() == expected.tobytes()

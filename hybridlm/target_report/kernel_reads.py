@@ -1,7 +1,7 @@
 """Reads and writes of a step's GPU kernels at given lengths, in place of declared ones."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps.operands import StepInputs, blocks_for
-from ir_passes.kernels.reads import KernelReads, kernel_reads
+from ir_passes.kernels.reads import KernelReads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 
 CALL = "/pallas_call"
@@ -57,26 +57,16 @@ def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
     return sizes
 
 
-def counted_kernels(
-    kernels: Kernels, program: Any, values: Sequence[Any], cache: int
-) -> tuple[Kernels, tuple[str, ...]]:
+def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
     """Return operations with counted reads and writes of GPU kernels, and names of uncounted kernels.
 
-    An uncounted kernel keeps the bytes that it declares.
+    Kernels with equal names and operands have the mean of their counts. An uncounted kernel keeps the bytes that it
+    declares.
 
     Args:
         kernels: operations of the compiled step.
-        program: jaxpr of the step.
-        values: as `known_inputs`.
+        reads: of the kernels in the jaxpr of the step.
         cache: bytes of the device's cache.
-    """
-    return with_reads(kernels, kernel_reads(program, values), cache)
-
-
-def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with mean counted reads and writes for equal kernel names and operands.
-
-    The second result has the names of kernels without a count.
     """
     counted: dict[Any, list[tuple[int, int]]] = defaultdict(list)
     for kernel in reads:

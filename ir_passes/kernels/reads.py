@@ -194,12 +194,14 @@ class _Instance(_Values):
 
     Attributes:
         ids, grid: of the instance.
+        exact: raise `UncountedKernel` for a branch with an unknown condition; else the greater branch counts.
         moved: bytes by operand and result.
         used: variables with a use.
     """
 
     ids: tuple[int | None, ...]
     grid: tuple[int, ...]
+    exact: bool = False
     moved: _Moved = field(default_factory=dict)
     used: set[Any] = field(default_factory=set)
     limit = MAX_KNOWN_INSIDE
@@ -273,8 +275,10 @@ class _Instance(_Values):
             return self.run(chosen.jaxpr, chosen.consts, operands)
         maximum: _Moved = {}
         for branch in branches:
-            part = _Instance(self.ids, self.grid)
+            part = _Instance(self.ids, self.grid, self.exact)
             part.run(branch.jaxpr, branch.consts, operands)
+            if self.exact and branch is not branches[0] and part.moved != maximum:
+                raise UncountedKernel(f"the condition at {ir.source_of(eqn)} is unknown")
             maximum = {key: max(maximum.get(key, 0), part.moved.get(key, 0)) for key in {*maximum, *part.moved}}
         self._include(maximum, 1)
         return [UNKNOWN] * len(eqn.outvars)
@@ -290,7 +294,7 @@ class _Instance(_Values):
         xs = [arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in args[consts + carries :]]
 
         def turn(carry: list[Any]) -> tuple[_Moved, list[Any]]:
-            part = _Instance(self.ids, self.grid)
+            part = _Instance(self.ids, self.grid, self.exact)
             results = part.run(body.jaxpr, body.consts, [*args[:consts], *carry, *xs])
             return part.moved, results[:carries]
 
@@ -303,7 +307,7 @@ class _Instance(_Values):
         carry = list(args[split:])
 
         def turn(carry: list[Any]) -> tuple[_Moved, list[Any]]:
-            part = _Instance(self.ids, self.grid)
+            part = _Instance(self.ids, self.grid, self.exact)
             results = part.run(body.jaxpr, body.consts, [*args[of_condition:split], *carry])
             return part.moved, results
 
@@ -380,32 +384,54 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
     others += [_CountedMemory(None) for _ in range(len(jaxpr.invars) - len(blocks) - len(others))]
     arrays = [UNKNOWN if array is UNKNOWN or array.size > MAX_KNOWN else array for array in args]
     # Instances that differ along another axis have the same known operands, and mostly the same loops.
-    axes = set().union(*(block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN))
-    try:
-        moved = _sum_moved(jaxpr, grid, blocks, arrays, others, axes)
-    except UncountedKernel:
-        moved = _sum_moved(jaxpr, grid, blocks, arrays, others, set(range(len(grid))))
-    counts = ("load", len(blocks)), ("store", mapping.num_outputs)
-    loaded, stored = (tuple(moved.get((kind, k), 0) for k in range(count)) for kind, count in counts)
-    return loaded, stored
+    known = [block.axes for block, array in zip(blocks, arrays, strict=True) if array is not UNKNOWN]
+    axes = frozenset[int]().union(*known)
+    all_axes = frozenset(range(len(grid)))
+    for exact in (True, False):
+        for chosen, numbered in ((axes, False), (axes | {0}, True), (all_axes, True)):
+            try:
+                moved = _sum_moved(jaxpr, blocks, arrays, others, _Instances(grid, chosen, numbered, exact))
+            except UncountedKernel:
+                continue
+            counts = ("load", len(blocks)), ("store", mapping.num_outputs)
+            loaded, stored = (tuple(moved.get((kind, k), 0) for k in range(count)) for kind, count in counts)
+            return loaded, stored
+    raise UncountedKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
+
+
+@dataclass(frozen=True)
+class _Instances:
+    """The instances of a kernel that are run.
+
+    Attributes:
+        grid: of the kernel.
+        axes: the grid axes whose instances are run one by one; one stands for all along another axis.
+        numbered: the instances know their numbers along these axes.
+        exact: as in `_Instance`.
+    """
+
+    grid: tuple[int, ...]
+    axes: frozenset[int]
+    numbered: bool
+    exact: bool
 
 
 def _sum_moved(
-    jaxpr: Any, grid: tuple[int, ...], blocks: Sequence[Blocks], arrays: Sequence[Any], others: Any, axes: set[int]
+    jaxpr: Any, blocks: Sequence[Blocks], arrays: Sequence[Any], others: Any, instances: _Instances
 ) -> _Moved:
-    """Return the bytes that all instances load and store, with unknown numbers along all but some grid axes."""
-    total, counted = _Moved(), dict[Any, _Moved]()
-    for ids in np.ndindex(*(size if axis in axes else 1 for axis, size in enumerate(grid))):
-        numbers = tuple(int(number) if axis in axes else UNKNOWN for axis, number in enumerate(ids))
+    """Return the bytes that all instances load and store."""
+    total, counted, grid = _Moved(), dict[Any, _Moved](), instances.grid
+    for ids in np.ndindex(*(size if axis in instances.axes else 1 for axis, size in enumerate(grid))):
+        numbers = tuple(int(number) if axis in instances.axes else UNKNOWN for axis, number in enumerate(ids))
         contents = [_block(block, array, numbers) for block, array in zip(blocks, arrays, strict=True)]
-        needs_numbers = len(axes) == len(grid)
-        key = (numbers if needs_numbers else None), tuple(map(_digest, contents))
+        seen = numbers if instances.numbered else (UNKNOWN,) * len(grid)
+        key = seen, tuple(map(_digest, contents))
         if key not in counted:
-            instance = _Instance(numbers if needs_numbers else (UNKNOWN,) * len(grid), grid)
+            instance = _Instance(seen, grid, instances.exact)
             instance.run(jaxpr, (), [*map(_CountedMemory, range(len(blocks)), contents), *others])
             counted[key] = instance.moved
         total = {k: total.get(k, 0) + counted[key].get(k, 0) for k in {*total, *counted[key]}}
-    times = prod(size for axis, size in enumerate(grid) if axis not in axes)
+    times = prod(size for axis, size in enumerate(grid) if axis not in instances.axes)
     return {key: times * size for key, size in total.items()}
 
 

@@ -20,6 +20,8 @@ from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import matrix_reads
 from models.ops.gpu_call import gpu_call
+from models.ops.recurrences.chunk_scan_gpu import MAX_ROWS
+from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_gpu import recurrent_step
 from models.sharding.devices import Devices
@@ -210,6 +212,36 @@ def test_recurrences_read_and_write_the_rows_of_their_lanes(form: str, tokens: i
     result = reads(run, (array(lanes, dtype=jnp.int32), pool, fields), (None,) * (2 + len(fields)))
     number = result.shapes.index(pool.shape)
     assert result.loaded[number] == result.stored[1] == lanes * row
+
+
+@pytest.mark.parametrize("lengths", [(0, 1, 32, 33, 96), (96,) * 5, (0,) * 5])
+def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> None:
+    """Values and keys of chunks with real tokens; all outputs are written, and the rows of the lanes alone."""
+    tokens, heads, size, chunk = 96, 2, 32, 32
+    lanes = len(lengths)
+    vectors, gates = array(lanes, tokens, heads, size), array(lanes, tokens, heads)
+
+    def run(
+        valid: Any, fresh: Any, query: Any, key: Any, value: Any, decay: Any, beta: Any, pool: Any, slots: Any
+    ) -> Any:
+        return tuple(delta_rule(RecurrenceInputs(query, key, value, decay, pool, valid, fresh, beta, GPU, slots)))
+
+    valid = np.arange(tokens)[None] < np.array(lengths)[:, None]
+    pool = array(9, heads, size, size)
+    types = array(lanes, tokens, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_), *[vectors] * 3, gates, gates, pool
+    types += (array(lanes, dtype=jnp.int32),)
+    known = valid, np.zeros(lanes, bool), *[None] * 7
+    (result,) = [item for item in kernel_reads(jax.make_jaxpr(run)(*types), known) if "scan" in item.name]
+    chunks = sum(-(-length // chunk) for length in lengths)
+    places = (lanes, tokens // chunk, chunk, heads, size)
+    numbers = [number for number, shape in enumerate(result.shapes) if shape == places]
+    tiles = size // MAX_ROWS
+    once = 4 * chunks * chunk * heads * size
+    # keys in products, of reads and of writes, and queries are read by each tile; a tile reads its part of the values
+    assert [result.loaded[number] for number in numbers] == [tiles * once, 2 * tiles * once, once]
+    row = 4 * heads * size * size
+    assert result.loaded[result.shapes.index(pool.shape)] == lanes * row
+    assert result.stored == (4 * lanes * tokens * heads * size, lanes * row)
 
 
 def test_loads_of_a_small_operand_come_from_the_cache() -> None:

@@ -16,7 +16,7 @@ from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.jamba import JAMBA
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
-from models.families.mamba import FALCON_MAMBA, MAMBA
+from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE

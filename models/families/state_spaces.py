@@ -13,7 +13,7 @@ from models.config.fields import read_dtype
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
-from models.families.mamba import DEFAULT_POSITIONS, MAMBA
+from models.families.mamba.mamba import DEFAULT_POSITIONS, MAMBA
 from models.families.nemotron_h import MAMBA2, MAX_MAMBA2_POSITIONS
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.mamba2 import Mamba2Config

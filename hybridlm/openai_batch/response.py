@@ -22,10 +22,8 @@ def response_body(
     """Return the body of a response.
 
     Args:
-        completions: completions of its engine requests, in order.
-        scores: scores of its prompts, in order; empty if their log-probabilities are not asked for.
-        tokenizer: None if tokens have no text; `text` is null then.
-        model: name for requests without one.
+        scores: of its prompts, in order; empty without their log-probabilities.
+        tokenizer: None makes `text` null.
         created: seconds since 1970.
     """
     choices = []
@@ -90,19 +88,19 @@ def _choice(
 
 
 def _message(text: str | None, completion: Completion | None) -> dict[str, Any]:
-    """Return the answer of a chat, with its thoughts in vLLM's field `reasoning`."""
+    """Return the answer of a chat; thoughts are in vLLM's field `reasoning`."""
     if completion is None or completion.reasoning is None:
         return {"role": "assistant", "content": text}
     return {"role": "assistant", "content": completion.answer, "reasoning": completion.reasoning}
 
 
 def _written(prompt: TokenizedPrompt, tokenizer: Tokenizer) -> str:
-    """Return the original text of a prompt, or its decoded token ids."""
+    """Return the original text of a prompt, or decoded token ids."""
     return tokenizer.decode(prompt.token_ids, skip_special_tokens=False) if prompt.text is None else prompt.text
 
 
 def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the offsets of tokens; tokens after a stop string have `end`."""
+    """Return token offsets; `end` after a stop string."""
     if tokenizer is None:
         return [0] * len(token_ids)
     stream, place, offsets = tokenizer.stream(), start, []
@@ -113,24 +111,22 @@ def _offsets(token_ids: Sequence[int], start: int, end: int, tokenizer: Tokenize
 
 
 TokenRow = tuple[int, float | None, Mapping[int, float], int]
-"""A token, its log-probability (None if it is not predicted), the most likely tokens at its position and its offset in
-the choice's text."""
+"""Token, log-probability or None, most likely tokens, and offset in the choice's text."""
 
 
 def token_rows(
     token_ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Mapping[int, float]] | None,
     offsets: Sequence[int],
 ) -> list[TokenRow]:  # fmt: skip
-    """Return the rows of tokens; without `tops` no position has most likely tokens."""
+    """Return the rows of tokens; empty most likely tokens without `tops`."""
     return list(zip(token_ids, logprobs, [{}] * len(token_ids) if tops is None else tops, offsets, strict=True))
 
 
 def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the format of /v1/completions; its most likely tokens include the token itself.
+    """Return the log-probabilities format of /v1/completions, which includes the token itself.
 
     Args:
-        rows: tokens of a choice, its echoed prompt included.
-        tokenizer: names tokens by their decoded text, an incomplete character by U+FFFD; None names them "token_id:N".
+        tokenizer: names tokens by their text, incomplete characters by U+FFFD; None by "token_id:N".
     """
     return {
         "tokens": [_name(token, tokenizer) for token, _, _, _ in rows],
@@ -143,7 +139,7 @@ def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -
 
 
 def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return the format of /v1/chat/completions; see `completion_logprobs`."""
+    """Return the log-probabilities format of /v1/chat/completions; see `completion_logprobs`."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         name = _name(token, tokenizer)
@@ -160,10 +156,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
 
 
 def _by_name(top: Mapping[int, float], tokenizer: Tokenizer | None) -> dict[str, float | None]:
-    """Return name -> log-probability.
-
-    If two tokens have the same text, the id names the less likely token.
-    """
+    """Return name -> log-probability; of tokens with one text, the less likely one is named by id."""
     named: dict[str, float | None] = {}
     for token, logprob in top.items():
         name = _name(token, tokenizer)
@@ -178,15 +171,10 @@ def _name(token: int, tokenizer: Tokenizer | None) -> str:
 def prompt_entries(
     logprobs: PromptLogprobs, top: int | None, tokenizer: Tokenizer | None
 ) -> list[dict[str, Any] | None]:
-    """Return the log-probabilities of a prompt in the form of vLLM's `prompt_logprobs`.
+    """Return the log-probabilities of a prompt like vLLM's `prompt_logprobs`.
 
-    A token has `logprob`, `rank` from 1 (null for a token of the prompt that is not among the most likely ones) and
-    `decoded_token` (null without a tokenizer), by its id as a text.
-
-    Args:
-        logprobs: log-probabilities of the tokens of the prompt.
-        top: number of most likely tokens that were asked for.
-        tokenizer: None if tokens have no text.
+    By token id as text: `logprob`, `rank` from 1 (null outside the most likely tokens), and `decoded_token` (null
+    without a tokenizer).
     """
 
     def row(place: int, token: int, logprob: float) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """Scoring: log-probabilities of texts (prompt logprobs).
 
-Texts are prefilled in a pool with a row for each lane.
-
-The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
-lanes with the widest next step run first, so that all lanes of a step are in use.
+A pool has a row for each lane. The number of a text's tokens determines its step widths. Lanes with the widest next
+step run first, so that all lanes of a step are in use.
 """
 
 from collections import deque
@@ -37,17 +35,16 @@ def scores(
 ) -> list[Score]:
     """Score every token of every text; return the scores in order, unchecked.
 
-    The longest texts begin. A common prefix of several texts is prefilled once, in whole steps. A text has the same
-    numbers alone, in steps of this shape.
+    The longest texts begin. Common prefixes are prefilled once, in whole steps. A text has the same numbers alone, in
+    steps of this shape.
 
     Args:
-        engine: runs the steps.
-        texts: token ids, at most as many as the context holds.
-        top: number of most likely tokens to report for each position.
-        prefix: common beginning of all texts.
-        question: questions about the distributions of the texts, with `top` 0; None without questions.
-        probing: reads and changes inside the model; None without probes. Probed texts share no beginnings.
-        full_lanes: use all lanes for any number of texts, so that the bits of a text do not depend on that number.
+        texts: token ids within the context.
+        top: most likely tokens to report at each position.
+        prefix: of all texts.
+        question: about distributions, with `top` 0.
+        probing: probed texts share no beginnings.
+        full_lanes: use all lanes, so that bits do not depend on the number of texts.
     """
 
     def has_steps(i: int) -> bool:
@@ -113,9 +110,9 @@ class TextStep(NamedTuple, Generic[T]):
     """A step over texts.
 
     Attributes:
-        inputs: (batch, texts in lanes, their feeds) -> inputs.
-        top: number of most likely tokens to report; None for a step without them.
-        combine: outputs of the step of each model -> outputs; None with one model.
+        inputs: (batch, texts in lanes, feeds) -> inputs.
+        top: most likely tokens to report, or None.
+        combine: outputs of each model -> outputs; None with one model.
     """
 
     inputs: Callable[[Batch, Sequence[T | None], Sequence[Feed | None]], StepInputs]
@@ -135,17 +132,9 @@ def prefilled(
 ) -> Generator[T, None, None]:
     """Prefill all tokens but the last; yield each text after its last step.
 
-    The longest texts begin. A common prefix of several texts is prefilled once, in whole steps.
-
     Args:
-        engines: run the steps of models in lockstep; the first engine has the widths and the statistics.
-        texts: token ids of at least two tokens by the number of the text.
-        step: inputs and outputs of the steps.
-        make: class of the texts.
-        prefix: common beginning of all texts.
-        question: questions about the texts; None without questions.
-        probing: reads and changes inside the model; None without probes.
-        full_lanes: use all lanes for any number of texts.
+        engines: run models in lockstep; the first has widths and statistics.
+        texts: at least two tokens, by number.
     """
     first = engines[0]
     finished = None if probing is not None else first.finished
@@ -182,15 +171,14 @@ def prefilled(
 def max_held(engine: Engine, lanes: int) -> int:
     """Return the maximum number of states of shared prefixes.
 
-    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
-    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
-    on texts and settings alone.
+    One per lane and one for a nested prefix, at least two, at most the rows of a device: their memory is reserved at
+    load and free during scoring. Free memory does not count, so that steps depend on texts and settings alone.
     """
     return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
 def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None) -> Iterator[T]:
-    """Dispatch steps, one ahead of the outputs that are read, until every text is done."""
+    """Dispatch steps, one ahead of the read outputs, until every text is done."""
     engine, pool = models[0]
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
@@ -240,7 +228,6 @@ def _dispatch(
     lane_map: LaneMap,
     probing: TextProbing | None,
 ) -> tuple[Any, list[TextPart[T]]]:
-    """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
     batch = Batch.of(feeds, width, lane_map.slots, None)
     inputs = step.inputs(batch, active, feeds)
@@ -276,7 +263,6 @@ def _dispatch(
 def _scoring_inputs(
     batch: Batch, lanes: Sequence[ScoredText | None], feeds: Sequence[Feed | None], question: Question | None
 ) -> StepInputs:
-    """Return the inputs of a scoring step, with targets."""
     targets = np.zeros(batch.tokens.shape, np.int32)
     chosen = np.zeros((*targets.shape, 0 if question is None else question.width), np.int32)
     for lane, (text, feed) in enumerate(zip(lanes, feeds, strict=True)):

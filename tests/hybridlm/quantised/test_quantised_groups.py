@@ -197,7 +197,7 @@ def rotated(*places: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("config", "beside", "words"),
+    ("config", "extra_file", "words"),
     [
         ({"quant_method": "quark"}, None, "Quark"),
         ({"quant_method": "eetq"}, None, "EETQ"),

@@ -330,7 +330,7 @@ def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: P
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--target", "nvidia-h100"), "--model or --config, got neither"),
         ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),

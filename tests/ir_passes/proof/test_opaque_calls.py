@@ -66,7 +66,7 @@ ROLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("declared", "given", "message"), ROLES.values(), ids=ROLES)
+@pytest.mark.parametrize(("declared", "values", "message"), ROLES.values(), ids=ROLES)
 def test_slot_maps_are_those_declared(declared, values, message) -> None:
     con = contract(put_of(**declared), POOL, slots=slot_map(values))
     assert re.search(message, faults(lambda p, s, x: (put(p, s, x),), args(), con))
@@ -159,7 +159,7 @@ LABELS = ("slot", "key", "value")
 
 
 @pytest.mark.parametrize(
-    ("dims", "found"), [(LABELS, None), (None, "written with"), (("slot", "value", "key"), "runs together")]
+    ("dims", "message"), [(LABELS, None), (None, "written with"), (("slot", "value", "key"), "runs together")]
 )
 def test_a_kernel_writes_the_dimensions_that_it_declares(dims, message) -> None:
     pool, declared = Pool("a", dims=LABELS), Pool("a", dims=dims)

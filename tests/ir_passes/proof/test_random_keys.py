@@ -219,7 +219,7 @@ def bits(tree: Any) -> list[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "given", "con"),
+    ("step", "arguments", "con"),
     [
         (lambda k, x: (x + noise(k)[None],), lambda: (key(), X), ONE),
         (each(jax.random.clone), lambda: (keys(), X), OWN),

@@ -94,7 +94,7 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     assert result.moved < (3.2 if step is delta_rule_step else 2.2) * states
 
 
-@pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
+@pytest.mark.parametrize(("groups", "size", "limit"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
 def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, limit: float) -> None:
     """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
@@ -111,7 +111,7 @@ def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size
     assert result.moved < a_turn, "no cache is turned in front of the loop"
 
 
-@pytest.mark.parametrize(("lanes", "most"), [(1, 1.6), (8, 1.3), (32, 1.35)])
+@pytest.mark.parametrize(("lanes", "limit"), [(1, 1.6), (8, 1.3), (32, 1.35)])
 def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, limit: float) -> None:
     """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
     kv_heads, groups, size, context = 2, 8, 256, 1 << 17

@@ -25,6 +25,7 @@ from hybridlm.drafting.drafters import (
 )
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.arguments import check_commit, dtype_of_caches
+from hybridlm.engine.cache_size import cache_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.files.finished import FinishedTexts
@@ -46,6 +47,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from models import KV_BLOCK, Decoder, MtpDecoder
+from models.state.state import cache_positions
 
 MAX_PREFILL_LANES = 4
 """Maximum lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
@@ -92,6 +94,7 @@ class Engine:
         hidden_size: width of the residual stream.
         params: parameters of the model, as every step takes them.
         rows: rows of the pool of a run: one for each lane.
+        table_width: pages of the KV cache for a whole context; 0 without a KV cache.
         prefill_lanes: maximum lanes of a prefill or scoring step.
         prefill_sizes: lanes of prefill steps, for one sequence and for all.
         row_arrays: makes the arrays of rows.
@@ -136,6 +139,7 @@ class Engine:
             "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0, "step_tokens": 0, "step_places": 0, "decode_tokens": 0, "decode_places": 0,
+            "preemptions": 0,
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
@@ -148,6 +152,9 @@ class Engine:
         )
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
+        page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
+        self.table_width = cache_positions(self.context) // KV_BLOCK if page_bytes else 0
+        self._pages = cache_pages(settings.cache, self.rows, self.table_width, page_bytes, placement.data)
         self._idle_pool: RowPool | None = None
         self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
@@ -237,6 +244,32 @@ class Engine:
         """Settings of JAX for the steps; see `under_settings`."""
         return self.programs.settings
 
+    def pages_of(self, rows: int) -> int:
+        """Return the pages of a pool of `rows` rows on all devices, with null pages; 0 without a KV cache."""
+        devices = self.placement.data
+        return devices * (1 + min(rows // devices * self.table_width, self._pages)) if self.table_width else 0
+
+    @property
+    def cache_positions(self) -> int:
+        """Positions of the KV cache of a run, on all devices."""
+        return self.placement.data * self._pages * KV_BLOCK
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Positions of a device's KV cache, if a sequence can need more; None if every sequence fits."""
+        positions = self._pages * KV_BLOCK
+        return positions if self.table_width and positions < self.table_width * KV_BLOCK else None
+
+    @property
+    def head_drafts(self) -> int:
+        """Most positions behind the end of a sequence that drafts of the MTP head need."""
+        return self.draft_tokens if self._head else 0
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text or prompt: the context, or the KV cache of a device if it is smaller."""
+        return self.context if self.cache_limit is None else min(self.context, self.cache_limit)
+
     @under_settings
     def new_rows(self, count: int) -> Rows:
         """Allocate `count` rows of zero state."""
@@ -244,7 +277,7 @@ class Engine:
 
     def new_pool(self, count: int) -> RowPool:
         """Allocate a pool of `count` rows of zero state."""
-        return RowPool(self.new_rows(count), self.placement.data)
+        return RowPool(self.new_rows(count), self.placement.data, self.pages_of(count), self.table_width)
 
     @cached_property
     def moves(self) -> RowMoves:
@@ -321,6 +354,8 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
+        lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
+        pool.pages.require(rows, np.where(lengths > 0, inputs.batch.positions + lengths + shape.mtp_drafts, 0))
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:

@@ -80,7 +80,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, m
     kept: set[ScoredText] = set()
     seen = []
     while queue or alive:
-        while len(alive) < lanes and (one := queue.take()) is not None:
+        while len(alive) < lanes and (one := queue.take(lambda text: [0])) is not None:
             assert one.parent is None or one.parent in kept
             queue.begun(one)
             if one.parent is not None and not one.parent.children:

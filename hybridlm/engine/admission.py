@@ -79,4 +79,4 @@ class Admission:
     def _limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
         """Return the most positions that steps of a sequence write."""
         behind = 0 if self._speculation is None else self._speculation.head_drafts
-        return min(sequence.request.positions(self._engine.context) + behind, pool.pages.width * KV_BLOCK)
+        return min(sequence.request.positions(self._engine.context) + behind, pool.blocks * KV_BLOCK)

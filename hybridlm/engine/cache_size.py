@@ -29,22 +29,19 @@ def _positions(cache: Any) -> int | None:
     return int(text)
 
 
-def cache_pages(cache: str | int | None, rows: int, width: int, page_bytes: int, devices: int) -> int:
-    """Return the pages of the KV cache on each device, without its null page; 0 for a model without one.
+def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | None:
+    """Return the most pages of a pool on each device by `load(cache=)`, without its null page; None for no limit.
 
     Args:
         cache: option of `load`.
-        rows: rows of the pool of a run, on all devices.
-        width: pages of a whole context.
-        page_bytes: bytes of a page on each device.
-        devices: devices that rows and pages are split over.
+        page_bytes: bytes of a page on each device; 0 for a model without a KV cache, which has no limit.
+        devices: devices that pages are split over.
 
     Raises:
         ValueError: `cache` holds not one page on each device.
     """
-    most = rows // devices * width
-    if not page_bytes or cache is None:
-        return most if page_bytes else 0
+    if cache is None or not page_bytes:
+        return None
     positions = _positions(cache)
     if positions is None:
         pages = to_bytes(cache, "cache") // page_bytes - 1  # the null page counts
@@ -54,4 +51,17 @@ def cache_pages(cache: str | int | None, rows: int, width: int, page_bytes: int,
         smallest = f"{KV_BLOCK * devices} positions"
     if pages < 1:
         raise ValueError(f"cache: expected at least {smallest}, got {cache!r}")
-    return min(pages, most)
+    return pages
+
+
+def pool_pages(rows: int, blocks: int, limit: int | None) -> int:
+    """Return the pages of a pool on each device, with its null page; 0 for a model without a KV cache.
+
+    Args:
+        rows: rows of the pool on each device.
+        blocks: pages of a whole context.
+        limit: as from `page_limit`.
+    """
+    if not blocks:
+        return 0
+    return 1 + (rows * blocks if limit is None else min(rows * blocks, limit))

@@ -15,19 +15,18 @@ class RowPages:
     Args:
         rows: rows of the pool.
         size: pages of the pool on all devices, with a null page on each; 0 without a KV cache.
-        width: most pages of a row: those of a whole context.
+        blocks: most pages of a row: those of a whole context.
         devices: devices that rows and pages are split over, in equal parts.
 
     Attributes:
         owner: holder of each page; None without a KV cache.
-        width: as given.
     """
 
-    def __init__(self, rows: int, size: int, width: int, devices: int):
+    def __init__(self, rows: int, size: int, blocks: int, devices: int):
         self.owner = PageOwner(size, "pages", parts=devices) if size else None
-        self.width, self._row_part, self._page_part = width, rows // devices, size // devices
+        self._blocks, self._row_part, self._page_part = blocks, rows // devices, size // devices
         self._pages: list[list[Page]] = [[] for _ in range(rows)]
-        self._table, self._counts = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
+        self._table, self._counts = np.zeros((rows, blocks), np.int32), np.zeros(rows, np.int32)
 
     def needed(self, positions: int) -> int:
         """Return the number of pages for `positions` positions."""
@@ -51,8 +50,8 @@ class RowPages:
         if self.owner is None or not (count := self.missing(row, positions)):
             return
         pages = self._pages[row]
-        if len(pages) + count > self.width:
-            message = f"expected at most {self.width * KV_BLOCK} positions, got {positions}"
+        if len(pages) + count > self._blocks:
+            message = f"expected at most {self._blocks * KV_BLOCK} positions, got {positions}"
             raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
         pages += self.owner.acquire(count, row // self._row_part)
         self._table[row, : len(pages)] = self._local(self.owner.bind([pages], 1, len(pages)))[0]
@@ -65,8 +64,8 @@ class RowPages:
                 self.owner.release(page)
             self._pages[row], self._table[row], self._counts[row] = [], 0, 0
 
-    def tables(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
-        """Return the page table of a step, int32 [lane, width]; None without a KV cache.
+    def table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
+        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
 
         Numbers are those on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
 
@@ -80,6 +79,17 @@ class RowPages:
         table[~np.array(used, bool)] = 0
         return frozen_copy(table)
 
+    def page(self, row: int, block: int) -> int:
+        """Return the number of a row's page of a block of positions, over all devices.
+
+        Raises:
+            SlotError: the row has no such page.
+        """
+        if block >= self._counts[row]:
+            message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        return row // self._row_part * self._page_part + int(self._table[row, block])
+
     def require(self, rows: np.ndarray, ends: np.ndarray) -> None:
         """Check that rows have the pages of all positions before `ends`, int [lane] both.
 
@@ -89,7 +99,7 @@ class RowPages:
         if self.owner is None:
             return
         covered = self._counts[rows].astype(np.int64) * KV_BLOCK
-        wrong = np.flatnonzero(np.minimum(ends, self.width * KV_BLOCK) > covered)
+        wrong = np.flatnonzero(np.minimum(ends, self._blocks * KV_BLOCK) > covered)
         if len(wrong):
             messages = [
                 (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
@@ -106,7 +116,7 @@ class RowPages:
         if self.owner is None:
             return
         self.owner.check_integrity()
-        table = self.owner.bind(self._pages, len(self._pages), self.width)
+        table = self.owner.bind(self._pages, len(self._pages), self._blocks)
         named = len({page for page in table.ravel().tolist() if page})
         counts = np.array([len(pages) for pages in self._pages])
         wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]

@@ -262,13 +262,15 @@ def _dispatch(
 ) -> tuple[Any, list[TextPart[T]]]:
     """Dispatch one step of the active texts; return its outputs and parts."""
     feeds = [None if text is None else text.feed(width) for text in active]
-    batch = Batch.of(feeds, width, lane_map.slots)
+    batch = Batch.of(feeds, width, lane_map.slots, None)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
         inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
-    shape, counts = Shape.of(inputs, len(active), step.top), np.asarray(batch.lengths)
-    outputs = []
+    counts, outputs = np.asarray(batch.lengths), []
+    used = {lane for lane, text in enumerate(active) if text is not None}  # a row for each lane
     for i, (engine, pool) in enumerate(models):
+        inputs = inputs._replace(batch=batch._replace(pages=pool.table(range(len(active)), used)))
+        shape = Shape.of(inputs, len(active), pool.pages, step.top)
         owners = [None if text is None else text.copies[i] for text in active]
         outputs.append(engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts))
     stepped = [

@@ -52,8 +52,8 @@ def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
     for path, leaf in jax.tree.leaves_with_path(arguments):
         if getattr(path[-1], "name", "") == "key" and len(leaf.shape) == 4:
             sharding = getattr(leaf, "sharding", None)
-            rows, heads, *_ = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-            sizes.add(max(1, lanes * rows // leaf.shape[0]) * heads)
+            pages, heads, *_ = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+            sizes.add(max(1, lanes * pages // leaf.shape[0]) * heads)
     return sizes
 
 

@@ -8,7 +8,7 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine.cache_size import cache_pages
+from hybridlm.engine.cache_size import page_limit, pool_pages
 from ir_passes.host.slot_owner import SlotsExhausted
 from models import KV_BLOCK
 
@@ -29,7 +29,7 @@ def prompt(count: int, first: int = 3) -> list[int]:
 
 def test_without_cache_there_are_pages_for_all_lanes(lm: hybridlm.LM) -> None:
     assert lm.engine.cache_limit is None and lm.engine.cache_positions == 4 * 512
-    assert lm.engine.pages_of(4) == 4 * 4 + 1 and lm.engine.pages_of(1) == 5
+    assert lm.engine.pages(4) == 4 * 4 + 1 and lm.engine.pages(1) == 5
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +79,11 @@ def test_a_wrong_cache_is_refused_at_load(lm: hybridlm.LM, cache: Any, message: 
 
 def test_bytes_are_whole_pages_and_a_null_page(lm: hybridlm.LM) -> None:
     page = lm.engine.row_arrays.model.state_size(lm.engine.row_arrays.dtype).token * KV_BLOCK
-    for size, pages in ((4 * page, 3), (4 * page - 1, 2), (f"{100 * page}B", 16)):
-        assert cache_pages(size if isinstance(size, str) else f"{size} B", 4, 4, page, 1) == pages
-    assert cache_pages(129, 4, 4, page, 1) == 2 and cache_pages(129, 4, 4, page, 2) == 1
+    for size, pages in ((4 * page, 3), (4 * page - 1, 2), (100 * page, 99)):
+        assert page_limit(f"{size} B", page, 1) == pages
+    assert page_limit(129, page, 1) == 2 and page_limit(" 129", page, 2) == 1 and page_limit(129, 0, 1) is None
+    assert pool_pages(4, 4, None) == pool_pages(4, 4, 99) == 17 and pool_pages(4, 4, 3) == 4
+    assert pool_pages(4, 0, 3) == 0, "a model without a KV cache"
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def test_a_cancelled_sequence_gives_its_pages_back(lm: hybridlm.LM) -> None:
         session.cancel(scheduler.decoding[0].request.index)
         finished(session)
         pool = scheduler._pool
-        assert pool is not None and pool.pages.owner is not None and pool.pages.owner.free == PAGES
+        assert pool is not None and pool.row_pages.owner is not None and pool.row_pages.owner.free == PAGES
         assert pool.owner.held == []
 
 

@@ -152,7 +152,7 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    lanes = range(shape.lanes)
-    pages = RowPool(rows, shape.pages, shape.blocks).table(lanes, lanes)
-    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, lanes, pages))
+    pool = RowPool(rows, shape.pages, shape.blocks)
+    _, (_, slots, pages) = pool.arrange([pool.acquire(shape.tokens + 1) for _ in range(shape.lanes)], shape.lanes)
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, slots, pages))
     return params, jax.tree.map(filled, rows), inputs

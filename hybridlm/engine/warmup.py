@@ -53,7 +53,7 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
 
 def first_shapes(engine: Engine) -> list[AnyShape]:
     """Return the first steps of a `generate` call: all lanes, then one sequence."""
-    single = engine.prefill_size(1), engine.bucket(1, engine.lanes)
+    single = engine.bucket(1, engine.prefill_lanes), engine.bucket(1, engine.lanes)
     shapes: list[AnyShape] = []
     for prefill, decode in ((engine.prefill_lanes, engine.lanes), single):
         shapes += [engine.generating(prefill, engine.chunk), engine.generating(decode, 1)]
@@ -74,7 +74,6 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
             that cannot verify has no such steps.
     """
     prefill = [engine.prefill_lanes] if only_full else engine.prefill_sizes
-    scoring = [engine.prefill_lanes] if only_full else engine.buckets(engine.prefill_lanes)
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
     widths = [engine.chunk] if only_full else engine.widths
     shapes: list[AnyShape] = []
@@ -84,7 +83,7 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
         drafting: dict[str, Any] = {"rows": engine.rows, "mtp_drafts": engine.mtp_drafts}
         shapes += [Shape("generate", lanes, 1, **drafting) for lanes in decode]
         shapes += [Shape("verify", lanes, engine.draft_tokens + 1, **drafting) for lanes in decode]
-    shapes += [Shape("score", lanes, width, lanes, 0) for lanes in scoring for width in engine.widths]
+    shapes += [Shape("score", lanes, width, lanes, 0) for lanes in prefill for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for pool in (engine.rows, *scoring) for shape in engine.moves.shapes(pool)]
+        shapes += [shape for pool in (engine.rows, *prefill) for shape in engine.moves.shapes(pool)]
     return list(dict.fromkeys(shapes))

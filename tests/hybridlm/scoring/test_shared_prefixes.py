@@ -80,12 +80,12 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, l
     states: set[ScoredText] = set()
     indices = []
     while queue or alive:
-        while len(alive) < lanes and (one := queue.take(lambda text: [0])) is not None:
-            assert one.parent is None or one.parent in kept
-            queue.begun(one)
-            if one.parent is not None and not one.parent.children:
-                kept.remove(one.parent)
-            alive.append(one)
+        while len(alive) < lanes and (text := queue.take(lambda text: [0])) is not None:
+            assert text.parent is None or text.parent in states
+            queue.begun(text)
+            if text.parent is not None and not text.parent.children:
+                states.remove(text.parent)
+            alive.append(text)
         assert alive, "everything waits for something that waits"
         text = alive.pop(0)
         if text.index is None:

@@ -78,6 +78,7 @@ class LaneInfo(NamedTuple):
         layer: number of the layer, for the hooks.
         slots: the row of each lane in the pools of the state, distinct; an idle lane names a row, too, and keeps its
             bits. None: row i belongs to lane i.
+        embedded: the residual stream in front of the first layer; None unless a layer reads it.
     """
 
     lengths: Lengths
@@ -89,6 +90,7 @@ class LaneInfo(NamedTuple):
     hooks: Hooks | None = None
     layer: int = 0
     slots: Int32[Array, "lane"] | None = None
+    embedded: Activations | None = None
 
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind

@@ -99,12 +99,12 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
-    one, each = seen[0], seen[1]
-    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (one.lanes, one.scoring) == (8, 4)
-    assert (each.row, each.page) == (one.row, one.page) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
+    whole, each = demands
+    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (whole.lanes, whole.scoring) == (8, 4)
+    assert (each.row, each.page) == (whole.row, whole.page) and whole.weights // 4 - 64 <= each.weights <= whole.weights // 4
     monkeypatch.undo()
-    found = available_memory(Placement(hybridlm.mesh(data=4)))
-    assert found is None or found < MB + (available_memory() or 0) // 3
+    memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
+    assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3
     split = replace(each, row=MB, page=MB, weights=0)
     with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 or cache=1536"):
         split.require(split.total - 1)

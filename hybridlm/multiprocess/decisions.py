@@ -135,8 +135,7 @@ class Broadcast(Decisions):
         """Wait for the next message of process 0; drop objects that were dropped there.
 
         Raises:
-            Disagreement: this process has dispatched other steps than process 0.
-            MessageError: the message is damaged.
+            Disagreement: this process has dispatched other steps than process 0, or the message is damaged.
             ProcessLost: process 0 does not answer.
         """
         while True:

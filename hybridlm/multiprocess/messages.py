@@ -18,16 +18,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from hybridlm.multiprocess.environment import Disagreement
 from ir_passes.jaxpr.jax_private import coordination
 
 PART_BYTES = 1 << 20
 """Maximum bytes of a part, far below gRPC's limit for a message."""
 _BLOCK = 256
 """Number of messages that are deleted from the store together."""
-
-
-class MessageError(RuntimeError):
-    """A received message is damaged, or out of order."""
 
 
 class Message(NamedTuple):
@@ -86,7 +83,7 @@ class Messages:
         """Wait for the next message; `things` has the objects that it may refer to.
 
         Raises:
-            MessageError: the message is damaged or has another number.
+            Disagreement: the message is damaged or has another number.
         """
         body, part, parts = b"", 0, 1
         while part < parts:
@@ -129,21 +126,21 @@ def from_part(number: int, part: int, data: bytes) -> tuple[bytes, int]:
     """Return the content of a part, and the number of parts.
 
     Raises:
-        MessageError: the part is damaged, or has other numbers.
+        Disagreement: the part is damaged, or has other numbers.
     """
     first, _, piece = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     computed = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
     if checksum != computed.encode():
         expected = checksum[:8].decode(errors="replace")
-        raise MessageError(
+        raise Disagreement(
             f"message {number}, part {part}: checksum: expected {expected}, got {computed}; it was damaged"
         )
     found_number, found_part, parts = map(int, head.split())
     if found_number != number:
-        raise MessageError(f"message {number}: expected number {number}, got {found_number}; a message was lost")
+        raise Disagreement(f"message {number}: expected number {number}, got {found_number}; a message was lost")
     if found_part != part:
-        raise MessageError(f"message {number}: expected part {part}, got {found_part}")
+        raise Disagreement(f"message {number}: expected part {part}, got {found_part}")
     return piece, parts
 
 

@@ -14,16 +14,15 @@ from ir_passes.kernels.reads import KernelReads, kernel_reads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 
 CALL = "/pallas_call"
-"""End of JAX's name of a kernel, behind the kernel's own."""
+"""End of JAX's name of a kernel."""
 
 
 def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list[Any]:
-    """Return the lengths, positions and sampling settings among a step's inputs, None for all others.
+    """Return lengths, positions and sampling settings among a step's inputs; None for others.
 
     Args:
-        shape: shape of the step.
-        arguments: example arguments: parameters, rows, `StepInputs`.
-        context: positions of each lane after the step; prompts and texts begin at 0.
+        arguments: parameters, rows, `StepInputs`.
+        context: positions after the step; prompts and texts begin at 0.
     """
     *leading, inputs = arguments
     assert isinstance(inputs, StepInputs)
@@ -42,12 +41,7 @@ def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list
 
 
 def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
-    """Return lanes times key/value heads on a device, for each KV cache size.
-
-    Args:
-        arguments: example arguments of the step.
-        lanes: of the step, on all devices.
-    """
+    """Return lanes times key/value heads on a device, for each KV cache size."""
     sizes = set[int]()
     for path, leaf in jax.tree.leaves_with_path(arguments):
         if getattr(path[-1], "name", "") == "key" and len(leaf.shape) == 4:
@@ -62,22 +56,18 @@ def counted_kernels(
 ) -> tuple[Kernels, tuple[str, ...]]:
     """Return operations with counted reads of GPU kernels, and names of uncounted kernels.
 
-    An uncounted kernel keeps the bytes that it declares.
+    An uncounted kernel has its declared bytes.
 
     Args:
-        kernels: operations of the compiled step.
-        program: jaxpr of the step.
+        kernels: of the compiled step.
         values: as `known_inputs`.
-        cache: bytes of the device's cache.
+        cache: of the device, in bytes.
     """
     return with_reads(kernels, kernel_reads(program, values), cache)
 
 
 def with_reads(kernels: Kernels, reads: Iterable[KernelReads], cache: int) -> tuple[Kernels, tuple[str, ...]]:
-    """Return operations with mean counted reads for equal kernel names and operands.
-
-    The second result has the names of kernels without a count.
-    """
+    """Return operations with mean counted reads by kernel name and operands, and uncounted names."""
     counted: dict[Any, list[int]] = defaultdict(list)
     for kernel in reads:
         counted[kernel.name, kernel.shapes].append(kernel.read(cache))

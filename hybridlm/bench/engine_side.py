@@ -9,7 +9,6 @@ import numpy as np
 
 from hybridlm.bench.sides import random_tokens
 from hybridlm.lm import LM
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
@@ -35,8 +34,8 @@ class EngineSide:
 
     def __init__(self, lm: LM, lanes: int, prompt: int, name: str = name):
         self._lm, self._engine, self.lanes, self.name = lm, lm.engine, lanes, name
-        self.program = self._engine.program(Shape("generate", lanes, 1, lanes))
-        self.reading = self._engine.program(Shape("generate", lanes, self._engine.chunk, lanes))
+        self.program = self._engine.program(self._engine.shape("generate", lanes, 1, lanes))
+        self.reading = self._engine.program(self._engine.shape("generate", lanes, self._engine.chunk, lanes))
         sampling, mode = sampling_arrays([None] * lanes)
         self._last_sampled, self._sampling = self._engine.placement.ahead(
             (np.full((lanes, 1), LAST_SAMPLED, np.int32), {"sampling": sampling, "sampling_mode": mode})
@@ -46,7 +45,8 @@ class EngineSide:
         self.decode(WARM_UP)
 
     def _start(self) -> None:
-        self.rows = self._engine.new_rows(self.lanes)
+        pool = self._engine.new_pool(self.lanes)
+        self.rows, self._pages = pool.take(), pool.table(range(self.lanes), range(self.lanes))
         self.position = 0
         self.last = self._read(self._tokens)
 
@@ -64,7 +64,7 @@ class EngineSide:
         positions = np.full(self.lanes, self.position, np.int32)
         self.position += length
         slots = np.arange(self.lanes, dtype=np.int32)
-        batch = Batch(tokens, lengths, positions, slots, np.array(kv_blocks(self.position), np.int32))
+        batch = Batch(tokens, lengths, positions, slots, np.array(kv_blocks(self.position), np.int32), self._pages)
         out, self.rows = program(self._engine.params, self.rows, StepInputs(batch, **parts))
         return out
 
@@ -92,8 +92,8 @@ class EngineSide:
 
     @property
     def scoring(self) -> CompiledStep:
-        """Compiled scoring step of a chunk."""
-        return self._engine.program(Shape("score", self.lanes, self._engine.chunk, self.lanes, 0))
+        """The compiled scoring step of a chunk, for its cost and its profile."""
+        return self._engine.program(self._engine.scoring(self.lanes, self._engine.chunk))
 
     def score(self, tokens: int) -> float:
         """Return the seconds to score new texts of `tokens` tokens."""

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint directory: config.json and one safetensors file or several shards."""
+"""A Hugging Face checkpoint directory: config.json and one safetensors file, several shards, or a file of torch."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import SafetensorsFile
+from hybridlm.checkpoint.safetensors import ArrayFile, SafetensorsFile
 from hybridlm.checkpoint.tensor_file import TensorFile
+from hybridlm.checkpoint.torch_file import TorchFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
 from hybridlm.quantised import (
@@ -30,6 +31,8 @@ from models import UnsupportedModel, family_of
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TORCH = "pytorch_model.bin"
+"""File of torch, read without safetensors."""
 NVIDIA = "hf_quant_config.json"
 """NVIDIA's second description of a quantised checkpoint."""
 # Mixed-precision checkpoints list tens of thousands of layers in config.json.
@@ -129,11 +132,11 @@ class CheckpointDirectory:
 def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     """Open a checkpoint directory and check config.json, the index and every header.
 
-    model.safetensors takes precedence over an index, as in transformers.
+    model.safetensors takes precedence over an index, as in transformers; `pytorch_model.bin` is read without both.
 
     Raises:
-        CheckpointError: no directory, no config.json, no safetensors weights (pickles are refused), or all faults of
-            the index and the headers.
+        CheckpointError: no directory, no config.json, no weights (other pickles are refused), or all faults of the
+            index and the headers.
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -153,15 +156,18 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
             f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items()
         )
         return _grouped(directory, config, files, notes, unindexed)
+    if (directory / TORCH).exists():
+        file = TorchFile(directory / TORCH)
+        return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), ())
     raise CheckpointError(directory, *_no_weights(directory))
 
 
 def _grouped(
     directory: Path,
     config: dict[str, Any],
-    files: Mapping[str, SafetensorsFile],
+    files: Mapping[str, ArrayFile],
     notes: tuple[str, ...],
-    unindexed: Mapping[str, SafetensorsFile] = MappingProxyType({}),
+    unindexed: Mapping[str, ArrayFile] = MappingProxyType({}),
 ) -> CheckpointDirectory:
     nvidia = read_object(directory / NVIDIA, MAX_CONFIG_BYTES) if (directory / NVIDIA).exists() else None
     settings = read_settings(config, nvidia)
@@ -260,14 +266,15 @@ def _is_inside(file_name: str) -> bool:
 
 def _no_weights(directory: Path) -> tuple[str, str]:
     names = [entry.name for entry in directory.iterdir()]
-    expected = f"expected {SINGLE} or {INDEX}, found {_listing(directory)}"
+    expected = f"expected {SINGLE}, {INDEX} or {TORCH}, found {_listing(directory)}"
     pickles = [name for name in names if name.endswith(PICKLES)]
     if any(name.endswith(".safetensors") for name in names):
         return expected, f"Shards need their {INDEX}: copy it from where the checkpoint comes from."
     if pickles:
         advice = (
-            "A pickle checkpoint can run any code when it is opened, so it is refused. Convert it where you trust it: "
-            "load it with transformers and call save_pretrained, which writes safetensors."
+            f"A pickle checkpoint can run any code when it is opened, so it is refused; of a {TORCH} only tensors are "
+            "read. Convert it where you trust it: load it with transformers and call save_pretrained, which writes "
+            "safetensors."
         )
         return f"pickle checkpoint ({', '.join(sorted(pickles)[:5])}): {expected}", advice
     return expected, "Point at the folder that holds config.json and the safetensors files."

@@ -5,10 +5,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hybridlm.checkpoint.directory import TORCH
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.errors import CheckpointError
 
-# Files that are downloaded: never pickles, never the weights of other frameworks.
+# Files that are downloaded: never the weights of other frameworks; `TORCH` only without safetensors.
 FILES = [
     "config.json",
     "generation_config.json",
@@ -66,7 +67,10 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
         )
     if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
         raise CheckpointError(f"model {name!r}", "neither a directory nor a Hub id (organisation/name)")
-    return _download(name, revision, cache_dir)
+    folder = _download(name, revision, cache_dir)
+    if (folder / "config.json").exists() and not any(folder.glob("*.safetensors")):
+        folder = _download(name, revision, cache_dir, [TORCH], [f"*/{TORCH}"])
+    return folder
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:

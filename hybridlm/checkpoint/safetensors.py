@@ -46,25 +46,14 @@ STORED: Mapping[str, np.dtype] = MappingProxyType(
 READABLE: Mapping[str, np.dtype] = MappingProxyType({name: STORED[name] for name in ("BF16", "F16", "F32")})
 
 
-class SafetensorsFile(MappedFile):
-    """One safetensors file with a checked header.
+class ArrayFile(MappedFile):
+    """A mapped file of plain arrays, with the dtypes of safetensors.
 
     Attributes:
-        tensors: name -> TensorInfo, in the order of the data.
-        metadata: the free-form `__metadata__` strings.
+        metadata: free-form strings of the file; empty without them.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Map a file; raises CheckpointError with every fault of the header."""
-        path = Path(path)
-        if not path.is_file():
-            raise CheckpointError(path, "expected a safetensors file, found no regular file")
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            header = _read_header(path, file.read(8), file.read, size)
-        data_start = 8 + len(header)
-        tensors, self.metadata = _parse_header(path, header, size - data_start)
-        super().__init__(path, tensors, data_start)
+    metadata: Mapping[str, str] = MappingProxyType({})
 
     def read(self, name: str) -> np.ndarray:
         """Return a read-only view of one tensor in bfloat16, float16 or float32."""
@@ -82,6 +71,27 @@ class SafetensorsFile(MappedFile):
         if begin == end:
             return np.empty(info.shape, kind)
         return np.frombuffer(self._map, kind, math.prod(info.shape), begin).reshape(info.shape)
+
+
+class SafetensorsFile(ArrayFile):
+    """One safetensors file with a checked header; arrays are views of the mapped file.
+
+    Attributes:
+        tensors: name -> TensorInfo, in the order of the data.
+        metadata: the free-form `__metadata__` strings.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a file; raise CheckpointError with every fault of the header."""
+        path = Path(path)
+        if not path.is_file():
+            raise CheckpointError(path, "expected a safetensors file, found no regular file")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = _read_header(path, file.read(8), file.read, size)
+        data_start = 8 + len(header)
+        tensors, self.metadata = _parse_header(path, header, size - data_start)
+        super().__init__(path, tensors, data_start)
 
 
 def unreadable(dtype: str) -> str:
@@ -116,7 +126,7 @@ def _parse_header(path: Path, header: bytes, available: int) -> tuple[Mapping[st
     # The library writes null where a caller gives no metadata.
     metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        faults.append(f"__metadata__: expected an object of strings, found {_short(metadata)}")
+        faults.append(f"__metadata__: expected an object of strings, found {metadata!r:.120}")
         metadata = {}
     tensors: dict[str, TensorInfo] = {}
     for name, entry in entries.items():
@@ -137,23 +147,23 @@ def _parse_entry(name: str, entry: Any, faults: list[str]) -> TensorInfo | None:
         faults.append(f"{name!r}: the name is not valid Unicode")
         return None
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        faults.append(f"{name}: expected the keys dtype, shape and data_offsets, found {_short(entry)}")
+        faults.append(f"{name}: expected the keys dtype, shape and data_offsets, found {entry!r:.120}")
         return None
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        faults.append(f"{name}: unknown dtype {_short(dtype)}, expected one of {', '.join(DTYPE_BITS)}")
+        faults.append(f"{name}: unknown dtype {dtype!r:.120}, expected one of {', '.join(DTYPE_BITS)}")
         return None
     if not _sizes(shape) or len(shape) > MAX_RANK:
-        faults.append(f"{name}: expected a shape of at most {MAX_RANK} sizes, found {_short(shape)}")
+        faults.append(f"{name}: expected a shape of at most {MAX_RANK} sizes, found {shape!r:.120}")
         return None
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        faults.append(f"{name}: expected data_offsets [begin, end] with begin <= end, found {_short(offsets)}")
+        faults.append(f"{name}: expected data_offsets [begin, end] with begin <= end, found {offsets!r:.120}")
         return None
     begin, end = offsets
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits != (end - begin) * 8:
         needed = f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits, not a whole number of bytes,"
-        faults.append(f"{name}: {dtype}{_short(shape)} needs {needed} but data_offsets {offsets} hold {end - begin}")
+        faults.append(f"{name}: {dtype}{shape!r:.120} needs {needed} but data_offsets {offsets} hold {end - begin}")
         return None
     return TensorInfo(dtype, tuple(shape), begin, end)
 
@@ -177,11 +187,6 @@ def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: lis
 def _sizes(value: Any) -> bool:
     # type() instead of isinstance, because JSON true is an int in Python.
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 NAMES: Mapping[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3",

@@ -21,6 +21,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.programs.shapes import Shape
 from hybridlm.progress import counting_progress
+from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
 from hybridlm.target_report import target_engine
 from ir_passes import CertificationWarning
@@ -135,7 +136,7 @@ def _list_weights(model: str) -> None:
 
 def _shape(engine: Engine, kind: StepKind) -> Shape:
     if kind is StepKind.SCORE:
-        return Shape("score", engine.prefill_lanes, engine.chunk, engine.prefill_lanes, 0)
+        return engine.scoring(engine.prefill_lanes, engine.chunk)
     if kind is StepKind.PROMPT:
         return engine.generating(engine.prefill_lanes, engine.chunk)
     return engine.generating(engine.lanes, 1)
@@ -151,5 +152,7 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, range(shape.lanes)))
+    lanes = range(shape.lanes)
+    pages = RowPool(rows, shape.pages, shape.blocks).table(lanes, lanes)
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, lanes, pages))
     return params, jax.tree.map(filled, rows), inputs

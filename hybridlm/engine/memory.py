@@ -18,7 +18,6 @@ from hybridlm.devices.placement import ONE_DEVICE, Placement
 from hybridlm.engine.arguments import dtype_of_caches
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
-from hybridlm.programs.shapes import Shape
 from models import KV_BLOCK, Decoder, Weight
 
 
@@ -199,7 +198,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     largest = [engine.generating(engine.prefill_lanes, engine.chunk), engine.generating(engine.lanes, 1)]
     if engine.speculate is not None:
         tokens = engine.draft_tokens + 1
-        largest.append(Shape("verify", engine.lanes, tokens, engine.rows, mtp_drafts=engine.mtp_drafts))
+        largest.append(engine.shape("verify", engine.lanes, tokens, mtp_drafts=engine.mtp_drafts))
     scratch = max(
         engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
     )

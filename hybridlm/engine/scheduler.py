@@ -220,11 +220,11 @@ class Scheduler:
         counts = [len(sequence.next_chunk(engine.chunk)) for sequence in sequences]
         width = cheapest_width(counts, len(lanes), engine.widths, engine.placement.platform)
         feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
-        batch = Batch.of(feeds, width, lane_map.slots)
+        batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
-        shape = Shape.of(inputs, pool.size, self._top(sequences), self._processor)
+        shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
         if not self._decode_lanes:
             self._decoding.prepare(self.joined + [entry[2] for entry in self.waiting], shape.top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))

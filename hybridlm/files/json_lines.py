@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -13,21 +13,6 @@ Id = str | int | None
 
 MAX_WINDOW_BYTES = 16_000_000
 """Bytes of a window of requests."""
-
-
-def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with numbers from 1, without blank lines at the end."""
-    blank = 0
-    for number, line in enumerate(file, 1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if not line.strip():
-            blank = blank or number
-            continue
-        if blank:
-            yield from ((skipped, b"") for skipped in range(blank, number))
-            blank = 0
-        yield number, line.rstrip(b"\r\n")
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -64,27 +49,6 @@ def read_id(value: dict[str, Any]) -> Id:
     return id
 
 
-def read_item(value: dict[str, Any], text_keys: Sequence[str]) -> tuple[str, str | list[Any]]:
-    """Return the key of the text or the token ids, and its value.
-
-    Args:
-        value: may have other keys.
-        text_keys: keys of texts, besides "token_ids".
-
-    Raises:
-        ValueError: no key, several, or another type.
-    """
-    keys = (*text_keys, "token_ids")
-    present = [key for key in keys if value.get(key) is not None]
-    if len(present) != 1:
-        raise ValueError(f"expected exactly one of {', '.join(keys)}, got {', '.join(present) or 'none of them'}")
-    key, item = present[0], value[present[0]]
-    kind, name = (list, "a list of token ids") if key == "token_ids" else (str, "a string")
-    if not isinstance(item, kind):
-        raise ValueError(f"{key}: expected {name}, got {type(item).__name__}")
-    return key, item
-
-
 def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
     """Write lines of parts to their places, with one part in memory.
 
@@ -112,9 +76,9 @@ def _line_ends(part: bytes) -> np.ndarray:
     return 1 + np.flatnonzero(np.frombuffer(part, np.uint8) == ord("\n"))
 
 
-def finite(value: float) -> float | None:
-    """Return the number; None for NaN and infinity."""
-    return float(value) if math.isfinite(value) else None
+def finite(value: float | None) -> float | None:
+    """Return the number, or None (null) for NaN, infinity and None."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False)

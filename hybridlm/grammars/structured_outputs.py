@@ -41,7 +41,7 @@ def grammar_text(options: Any) -> str:
 
     keys = [*KINDS, "disable_any_whitespace"]
     if not isinstance(options, Mapping) or [key for key in options if key not in keys]:
-        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {_shown(options)}")
+        raise ValueError(f"expected a mapping with one of {', '.join(KINDS)}, got {options!r:.80}")
     given_keys = [key for key in KINDS if options.get(key) is not None and (options[key] is not False or key == "json")]
     if len(given_keys) != 1:
         raise ValueError(f"expected exactly one of {', '.join(KINDS)}, got {', '.join(given_keys) or 'none'}")
@@ -54,7 +54,7 @@ def grammar_text(options: Any) -> str:
     elif kind == "choice":
         text = LLMatcher.grammar_from_lark(_choice(value))
     elif not isinstance(value, str):
-        raise ValueError(f"{kind}: expected a string, got {_shown(value)}")
+        raise ValueError(f"{kind}: expected a string, got {value!r:.80}")
     else:
         text = LLMatcher.grammar_from_regex(value) if kind == "regex" else LLMatcher.grammar_from_lark(value)
     if len(text) > MAX_GRAMMAR_LENGTH:
@@ -74,13 +74,13 @@ def _schema(value: Any) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"json: expected a JSON schema: {error}") from error
     if not isinstance(schema, dict):
-        raise ValueError(f"json: expected a JSON schema, which is an object, got {_shown(schema)}")
+        raise ValueError(f"json: expected a JSON schema, which is an object, got {schema!r:.80}")
     return json.dumps(schema)
 
 
 def _any_object(value: Any) -> str:
     if value is not True:
-        raise ValueError(f"json_object: expected True, got {_shown(value)}")
+        raise ValueError(f"json_object: expected True, got {value!r:.80}")
     return '{"type": "object"}'
 
 
@@ -88,12 +88,7 @@ def _choice(value: Any) -> str:
     """Return the Lark grammar of texts: one terminal, because llguidance limits alternatives."""
     texts = value if isinstance(value, list | tuple) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError(f"choice: expected a list of texts that are not empty, got {_shown(value)}")
+        raise ValueError(f"choice: expected a list of texts that are not empty, got {value!r:.80}")
     # Strings of Lark are JSON strings, except that DEL must be escaped too.
     quoted = (json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") for text in texts)
     return "start: CHOICE\nCHOICE: " + " | ".join(quoted)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

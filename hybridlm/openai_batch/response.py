@@ -130,7 +130,7 @@ def completion_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -
     """
     return {
         "tokens": [_name(token, tokenizer) for token, _, _, _ in rows],
-        "token_logprobs": [_number(logprob) for _, logprob, _, _ in rows],
+        "token_logprobs": [finite(logprob) for _, logprob, _, _ in rows],
         "top_logprobs": [
             None if logprob is None else _by_name({**top, token: logprob}, tokenizer) for token, logprob, top, _ in rows
         ],
@@ -145,7 +145,7 @@ def chat_logprobs(rows: Sequence[TokenRow], tokenizer: Tokenizer | None) -> dict
         name = _name(token, tokenizer)
         # An incomplete character has no text and a token without a tokenizer none, so their bytes are null.
         has_bytes = tokenizer is not None and REPLACEMENT not in name
-        return {"token": name, "logprob": _number(logprob), "bytes": list(name.encode()) if has_bytes else None}
+        return {"token": name, "logprob": finite(logprob), "bytes": list(name.encode()) if has_bytes else None}
 
     return {
         "content": [
@@ -168,10 +168,6 @@ def _name(token: int, tokenizer: Tokenizer | None) -> str:
     return f"token_id:{token}" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _number(logprob: float | None) -> float | None:
-    return None if logprob is None else finite(logprob)
-
-
 def prompt_entries(
     logprobs: PromptLogprobs, top: int | None, tokenizer: Tokenizer | None
 ) -> list[dict[str, Any] | None]:
@@ -184,7 +180,7 @@ def prompt_entries(
     def row(place: int, token: int, logprob: float) -> dict[str, Any]:
         text = None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
         rank = place + 1 if place < (top or 0) else None
-        return {"logprob": _number(logprob), "rank": rank, "decoded_token": text}
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
 
     return [
         None if entry is None else {str(token): row(i, token, value) for i, (token, value) in enumerate(entry.items())}

@@ -214,11 +214,7 @@ class Tensors:
         self.expect_shape(
             "scale", *([[*lead, rows, groups], [*lead, rows]] if math.prod(scale_shape) != 1 else [scale_shape])
         )
-        if "order" in self.members:
-            self.expect("order", {"I32", "I64"})
-            self.expect_shape("order", [columns])
-        elif columns % groups:
-            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        self.expect_groups(columns, groups)
         if "zero" in self.members and scheme == "int8":
             self.expect("zero", {"I8"})
             self.expect_shape("zero", scale_shape)
@@ -226,6 +222,14 @@ class Tensors:
             self.expect("zero", {"I32"})
             self.expect_shape("zero", [*lead, -(-rows * bits // 32), groups])
         return self.made(scheme, shape, bits, groups)
+
+    def expect_groups(self, columns: int, groups: int) -> None:
+        """Check the order of columns, if stored; otherwise groups divide the columns."""
+        if "order" in self.members:
+            self.expect("order", {"I32", "I64"})
+            self.expect_shape("order", [columns])
+        elif columns % groups:
+            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
 
     def integers_by_input(self) -> QuantisedTensor:
         """Return a weight in the transposed layout of GPTQ or AWQ, told apart by the packing direction."""
@@ -258,9 +262,5 @@ class Tensors:
                 f"{self.members['scale']}: {list(scale)} fits neither GPTQ's nor AWQ's layout of {list(codes)} of "
                 f"{self.members['codes']}"
             )
-        if "order" in self.members:
-            self.expect("order", {"I32", "I64"})
-            self.expect_shape("order", [columns])
-        elif columns % groups:
-            raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        self.expect_groups(columns, groups)
         return self.made(scheme, (rows, columns), bits, groups)

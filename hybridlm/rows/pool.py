@@ -1,10 +1,10 @@
-"""Rows of a pool: holders, lanes of a step, consumed tokens.
+"""Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
 A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
 names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -20,15 +20,18 @@ class RowsLost(RuntimeError):
 
 
 class LaneMap(NamedTuple):
-    """The row of each lane of a step, all different.
+    """The row of each lane of a step, all different, and its pages.
 
     Attributes:
         rows: numbers in the pool, int32 [lane].
         slots: numbers on the lane's device, int32 [lane], the operand of the step; its bytes are immutable.
+        pages: page table, int32 [lane, block], with page numbers on the lane's device; its bytes are immutable. Idle
+            lanes have null pages. None without KV caches.
     """
 
     rows: np.ndarray
     slots: np.ndarray
+    pages: np.ndarray | None
 
 
 class RowPool:
@@ -36,16 +39,19 @@ class RowPool:
 
     Args:
         rows: the arrays.
-        devices: devices that rows are split over, in equal parts of consecutive rows.
+        pages: pages of the KV caches, with a null page for each device; 0 without KV caches.
+        blocks: pages of a row.
+        devices: devices that rows and pages are split over, in equal parts of consecutive rows and pages.
 
     Attributes:
         size: rows.
-        devices: as given.
+        pages, blocks, devices: as given.
         owner: holder of each row.
     """
 
-    def __init__(self, rows: Rows, devices: int = 1):
+    def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
         self.size, self.devices = int(rows.token.shape[0]), devices
+        self.pages, self.blocks = pages, blocks
         self._rows: Rows | None = rows
         self.vacate()
 
@@ -102,14 +108,35 @@ class RowPool:
                 f"of {self.devices} devices, got {lanes} lanes in all"
             )
             raise SlotError(SlotFault.LANES.fault("", message))
-        lane_rows = list[int]()
+        lane_rows, used_rows = list[int](), set(rows)
         for device, part in enumerate(parts):
             device_rows, used = range(device * part_rows, (device + 1) * part_rows), set(part)
             unused = (row for row in device_rows if row not in used)
             lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
         lane_of = {row: lane for lane, row in enumerate(lane_rows)}
         numbers = np.array(lane_rows, np.int32)
-        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)))
+        slots = frozen_copy(numbers % np.int32(part_rows))
+        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), slots, self.table(lane_rows, used_rows))
+
+    def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
+        """Return the page table of these rows, null pages for unused ones; None without KV caches."""
+        if not self.pages:
+            return None
+        table = np.zeros((len(lane_rows), self.blocks), np.int32)
+        for lane, row in enumerate(lane_rows):
+            if row in used:
+                table[lane] = self._pages_of(row % (self.size // self.devices))
+        return frozen_copy(table)
+
+    def page(self, slot: Slot, block: int) -> int:
+        """Return the number in the pool of a row's page of a block of positions."""
+        row, part_rows = self.rows_of([slot])[0], self.size // self.devices
+        return row // part_rows * (self.pages // self.devices) + self._pages_of(row % part_rows)[block]
+
+    def _pages_of(self, local_row: int) -> range:
+        """Return the pages of a row, on its device."""
+        first = 1 + local_row * self.blocks
+        return range(first, first + self.blocks)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
         """Return row numbers by device, in the given order."""

@@ -33,50 +33,7 @@ def scores(
     probing: TextProbing | None = None,
     full_lanes: bool = False,
 ) -> list[Score]:
-    """Return the unchecked scores of all texts in order; arguments as for `score`."""
-    results: dict[int | None, Score] = {}
-    arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
-    with engine.decisions.command("score", **arguments):
-        for text in score(engine, texts, top, prefix, question, probing, full_lanes):
-            begin, distributions = text.before, text.distributions
-            result = Score(
-                list(text.tokens[begin:]),
-                text.logprobs,
-                text.greedy,
-                text.top_logprobs if top else None,
-                begin,
-                captured=None if text.recorder is None or text.first_wrong is not None else text.recorder.finish(),
-                first_wrong=text.first_wrong,
-            )
-            if distributions is not None:
-                result = replace(
-                    result,
-                    ranks=distributions.ranks[begin:],
-                    entropy=distributions.entropy[begin:] if distributions.question.entropy else None,
-                    top=distributions.top(begin),
-                    chosen=distributions.chosen(begin),
-                )
-            results[text.index] = result
-    return [results[index] for index in range(len(texts))]
-
-
-def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:
-    """Return the scores; raises NumericalError for a number that is not finite."""
-    wrong = {i: score.first_wrong for i, score in enumerate(scores) if score.first_wrong is not None}
-    require_finite(wrong, item)
-    return scores
-
-
-def score(
-    engine: Engine,
-    texts: Sequence[tuple[int, ...]],
-    top: int = 0,
-    prefix: Prefix | None = None,
-    question: Question | None = None,
-    probing: TextProbing | None = None,
-    full_lanes: bool = False,
-) -> Generator[ScoredText, None, None]:
-    """Score every token of every text; yield each text after its last step.
+    """Score every token of every text; return the scores in order, unchecked.
 
     The longest texts begin. Common prefixes are prefilled once, in whole steps. A text has the same numbers alone, in
     steps of this shape.
@@ -95,15 +52,58 @@ def score(
         return len(texts[i]) > 1 or (probe is not None and probe.reads(0))
 
     predicted = {i: text for i, text in enumerate(texts) if has_steps(i)}
+    queries = [None] * len(texts) if question is None else question.texts
+    results: dict[int | None, Score] = {}
     for i, text in enumerate(texts):
         if i not in predicted:  # nothing predicts a single token
-            yield ScoredText(i, text, prefix, question=question, query=None if question is None else question.texts[i])
-    if predicted:
-        step = TextStep(
-            lambda batch, lanes, feeds: _scoring_inputs(batch, lanes, feeds, question),
-            top if question is None else question.top,
-        )
-        yield from prefilled([engine], predicted, step, ScoredText, prefix, question, probing, full_lanes)
+            results[i] = _score_of(ScoredText(i, text, prefix, question=question, query=queries[i]), top > 0)
+    arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
+    with engine.decisions.command("score", **arguments):
+        if predicted:
+            step = TextStep(
+                lambda batch, lanes, feeds: _scoring_inputs(batch, lanes, feeds, question),
+                top if question is None else question.top,
+            )
+            for text in prefilled([engine], predicted, step, ScoredText, prefix, question, probing, full_lanes):
+                results[text.index] = _score_of(text, top > 0)
+    return [results[index] for index in range(len(texts))]
+
+
+def _score_of(text: ScoredText, with_top: bool) -> Score:
+    begin, distributions = text.before, text.distributions
+    result = Score(
+        list(text.tokens[begin:]),
+        text.logprobs,
+        text.greedy,
+        text.top_logprobs if with_top else None,
+        begin,
+        captured=None if text.recorder is None or text.first_wrong is not None else text.recorder.finish(),
+        first_wrong=text.first_wrong,
+    )
+    if distributions is None:
+        return result
+    return replace(
+        result,
+        ranks=distributions.ranks[begin:],
+        entropy=distributions.entropy[begin:] if distributions.question.entropy else None,
+        top=distributions.top(begin),
+        chosen=distributions.chosen(begin),
+    )
+
+
+def checked(scores: list[Score], item: Callable[[int], str] = "texts[{}]".format) -> list[Score]:
+    """Return the same scores.
+
+    Args:
+        scores: scores of several texts.
+        item: number of a score -> name of its text in messages.
+
+    Raises:
+        NumericalError: a number of a score is not finite.
+    """
+    wrong = {i: score.first_wrong for i, score in enumerate(scores) if score.first_wrong is not None}
+    require_finite(wrong, item)
+    return scores
 
 
 class TextStep(NamedTuple, Generic[T]):
@@ -229,13 +229,15 @@ def _dispatch(
     probing: TextProbing | None,
 ) -> tuple[Any, list[TextPart[T]]]:
     feeds = [None if text is None else text.feed(width) for text in active]
-    batch = Batch.of(feeds, width, lane_map.slots)
+    batch = Batch.of(feeds, width, lane_map.slots, None)
     inputs = step.inputs(batch, active, feeds)
     if probing is not None:
         inputs = inputs._replace(probes=probing.text_inputs(active, feeds, width))
-    shape, counts = Shape.of(inputs, len(active), step.top), np.asarray(batch.lengths)
-    outputs = []
+    counts, outputs = np.asarray(batch.lengths), []
+    used = {lane for lane, text in enumerate(active) if text is not None}  # a row for each lane
     for i, (engine, pool) in enumerate(models):
+        inputs = inputs._replace(batch=batch._replace(pages=pool.table(range(len(active)), used)))
+        shape = Shape.of(inputs, len(active), pool.pages, step.top)
         owners = [None if text is None else text.copies[i] for text in active]
         outputs.append(engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts))
     stepped = [

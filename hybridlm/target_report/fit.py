@@ -79,7 +79,7 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
     def rows(lanes: int, context: int) -> int:
         devices = engine.placement.data
-        row = bytes_on_a_device(engine.row_arrays.abstract(devices, context))
+        row = bytes_on_a_device(engine.row_arrays.abstract(devices, devices * engine.row_arrays.blocks(context)))
         return pool_rows(lanes // devices, engine.prefill_lanes // devices) * row
 
     row_bytes = rows(engine.lanes, engine.context)

@@ -14,8 +14,9 @@ from flax import nnx
 
 from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
 from hybridlm.programs.shapes import AnyShape, Shape
-from hybridlm.target_report.kernel_reads import cache_heads, counted_kernels, known_inputs
+from hybridlm.target_report.kernel_reads import cache_heads, known_inputs, with_reads
 from ir_passes import Certificate, CompiledStep
+from ir_passes.kernels.reads import kernel_reads
 from ir_passes.targets import Target
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK, Decoder, kv_blocks
@@ -189,7 +190,8 @@ def step_report(
     """
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
     if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
-        kernels, uncounted = counted_kernels(kernels, step.jaxpr, known_inputs(shape, arguments, context), target.cache)
+        reads = kernel_reads(step.jaxpr, known_inputs(shape, arguments, context))
+        kernels, uncounted = with_reads(kernels, reads, target.cache)
     blocks = cache_positions(context) // KV_BLOCK
     all_heads = cache_heads(arguments, lanes)
     visited = min((turn_blocks(blocks, target.platform, heads) for heads in all_heads), default=blocks)

@@ -17,7 +17,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
-from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.target_report.fit import Fit, fit_of
 from hybridlm.target_report.step_report import StepReport, failed_report, floor_of, step_report
 from ir_passes import CertificationWarning
@@ -166,7 +166,7 @@ def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
     Arguments of a decode and a scoring step have pools of different sizes.
     """
     scoring = engine.prefill_lanes
-    shapes = engine.generating(engine.lanes, 1), Shape("score", scoring, engine.chunk, scoring, 0)
+    shapes = engine.generating(engine.lanes, 1), engine.scoring(scoring, engine.chunk)
     reports = [steps[shape].certificate for shape in shapes if shape in steps]
     arguments = [certificate.memory.arguments for certificate in reports if certificate is not None]
     if len(arguments) < len(shapes):

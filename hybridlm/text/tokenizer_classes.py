@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
-from hybridlm.gguf_files.companions import GGUF_TOKENIZER
+from hybridlm.gguf_files.companions import GGUF_TOKENIZER, SPLITS
 from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED
 
 _END = "<|endoftext|>"
@@ -23,12 +23,7 @@ DEFAULTS: dict[str, dict[str, str | None]] = {
     "Qwen3_5Tokenizer": {"eos_token": _END, "unk_token": _END, "pad_token": _END},
 }
 """Class -> default special tokens."""
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
-_REST = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-WORDS = {
-    "Qwen2Tokenizer": _SHORT + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+" + _REST,
-    "Qwen3_5Tokenizer": _SHORT + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+" + _REST,
-}
+WORDS = {"Qwen2Tokenizer": SPLITS["qwen2"], "Qwen3_5Tokenizer": SPLITS["qwen35"]}
 """Class -> pattern of separately tokenised pieces."""
 NOT_BUILT = frozenset(
     f"{name}Tokenizer"

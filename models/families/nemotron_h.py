@@ -18,7 +18,7 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba2_fields import mamba2_weights, read_mamba2
+from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig

@@ -141,13 +141,18 @@ def test_scores_have_the_same_bits_with_and_without_common_parts(
     assert same(text_lm.score(texts, prefix=prefix), cold(text_lm, texts, monkeypatch, prefix=prefix))
 
 
-def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM) -> None:
-    texts = families(3, nested=True)
-    want = text_lm.score(texts)
-    running = scorer.score(text_lm.engine, texts)
-    for _ in range(4):
-        next(running)
-    running.close()
+def test_a_score_that_is_cut_short_leaves_nothing_behind(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, engine = families(3, nested=True), text_lm.engine
+    want, run, steps = text_lm.score(texts), engine.run, iter(range(4))
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return run(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "run", interrupted)
+        text_lm.score(texts)
     assert same(text_lm.score(texts), want)
 
 

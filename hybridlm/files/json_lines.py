@@ -12,14 +12,14 @@ from ir_passes.files.strict_json import parse_json
 Id = str | int | None
 
 MAX_WINDOW_BYTES = 16_000_000
-"""Size of lines in memory at which a window of requests ends."""
+"""Bytes of a window of requests."""
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
     """Return the JSON object on a line.
 
     Raises:
-        ValueError: blank, not UTF-8, not JSON (NaN and Infinity are not), a duplicate key, or not an object.
+        ValueError: not UTF-8, not JSON (NaN and Infinity are not), a duplicate key, or no object.
     """
     if not line.strip():
         raise ValueError("expected a JSON object, the line is blank")
@@ -38,10 +38,10 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 
 def read_id(value: dict[str, Any]) -> Id:
-    """Return the "id" of an object, its name in the output; None without an id.
+    """Return an object's "id", or None.
 
     Raises:
-        ValueError: neither a string nor a whole number.
+        ValueError: neither string nor integer.
     """
     id = value.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
@@ -50,14 +50,13 @@ def read_id(value: dict[str, Any]) -> Id:
 
 
 def write_in_order(parts: Sequence[Callable[[], bytes]], order: np.ndarray, file: BinaryIO) -> None:
-    """Write the lines of parts to their places, with one part in memory.
+    """Write lines of parts to their places, with one part in memory.
 
-    Parts are read twice; the lengths of all lines are in memory.
+    Parts are read twice; all line lengths are in memory.
 
     Args:
-        parts: each returns whole lines.
-        order: int64, the place in the file of each line of the parts, from 0.
-        file: lines begin at its position.
+        parts: return whole lines.
+        order: int64, place of each line, from 0.
     """
     lengths = np.concatenate([np.diff(_line_ends(part()), prepend=0) for part in parts])
     begin, sizes = file.tell(), np.empty_like(lengths)
@@ -86,9 +85,5 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 def dump(value: Any) -> str:
-    """Return a value as one line of ASCII, safe for lone surrogates and all locales.
-
-    Raises:
-        ValueError: a number that is not finite; use `finite`.
-    """
+    """Return a value as one ASCII line, safe for lone surrogates and all locales."""
     return _ENCODER.encode(value)

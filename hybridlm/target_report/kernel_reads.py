@@ -14,16 +14,15 @@ from ir_passes.kernels.reads import KernelReads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 
 CALL = "/pallas_call"
-"""End of JAX's name of a kernel, behind the kernel's own."""
+"""End of JAX's name of a kernel."""
 
 
 def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list[Any]:
-    """Return the lengths, positions and sampling settings among a step's inputs, None for all others.
+    """Return lengths, positions and sampling settings among a step's inputs; None for others.
 
     Args:
-        shape: shape of the step.
-        arguments: example arguments: parameters, rows, `StepInputs`.
-        context: positions of each lane after the step; prompts and texts begin at 0.
+        arguments: parameters, rows, `StepInputs`.
+        context: positions after the step; prompts and texts begin at 0.
     """
     *leading, inputs = arguments
     assert isinstance(inputs, StepInputs)
@@ -42,12 +41,7 @@ def known_inputs(shape: Shape, arguments: tuple[Any, ...], context: int) -> list
 
 
 def cache_heads(arguments: tuple[Any, ...], lanes: int) -> set[int]:
-    """Return lanes times key/value heads on a device, for each KV cache size.
-
-    Args:
-        arguments: example arguments of the step.
-        lanes: of the step, on all devices.
-    """
+    """Return lanes times key/value heads on a device, for each KV cache size."""
     sizes = set[int]()
     for path, leaf in jax.tree.leaves_with_path(arguments):
         if getattr(path[-1], "name", "") == "key" and len(leaf.shape) == 4:

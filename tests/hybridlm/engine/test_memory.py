@@ -37,9 +37,7 @@ def test_the_sum() -> None:
     assert demand().total == needed == 100 * MB + 12 * 5 * MB + 2 * PAGE
     demand().require(needed)
     demand().require(None)
-    with pytest.raises(
-        InsufficientMemory, match=r"4 more while scoring x 1.049 MB \+ KV cache of 386 pages x"
-    ):
+    with pytest.raises(InsufficientMemory, match=r"4 more while scoring x 1.049 MB \+ KV cache of 386 pages x"):
         demand().require(needed - 1)
     with pytest.raises(InsufficientMemory, match="scratch of the largest step 1.049 MB = 169.1 MB"):
         demand(scratch=MB).require(needed)
@@ -108,9 +106,7 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     found = available_memory(Placement(hybridlm.mesh(data=4)))
     assert found is None or found < MB + (available_memory() or 0) // 3
     split = replace(each, row=MB, page=MB, weights=0)
-    with pytest.raises(
-        InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 or cache=1536"
-    ):
+    with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 or cache=1536"):
         split.require(split.total - 1)
 
 

@@ -88,7 +88,7 @@ def alone_in_pages(paged_lm: hybridlm.LM) -> list[traffic.Alone]:
 def test_nothing_is_wrong_with_the_pages(paged_lm: hybridlm.LM, alone_in_pages: list[traffic.Alone]) -> None:
     before = paged_lm.stats["preemptions"]
     assert traffic.finder(paged_lm, alone_in_pages) is None
-    assert paged_lm.stats["preemptions"] >= before + 2
+    assert paged_lm.stats["preemptions"] > before
 
 
 @pytest.mark.slow

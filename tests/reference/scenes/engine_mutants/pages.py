@@ -1,4 +1,4 @@
-"""Pages of the KV cache: given back too early or never, of another lane, in an old table, and counts of a preemption."""
+"""Pages of the KV cache given back too early or never, shared, in old tables; wrong counts after a preemption."""
 
 from collections.abc import Container, Sequence
 
@@ -121,7 +121,7 @@ MUTANTS = (
         Finder.ALONE, resumes_with_a_stale_count,
     ),
     EngineMutant(
-        "resumes-without-its-tokens", "vllm-ascend#11334", "a preempted sequence reads its prompt, not what it generated",
+        "resumes-without-its-tokens", "vllm-ascend#11334", "a preempted sequence reads its prompt alone",
         Finder.ALONE, resumes_without_its_tokens,
     ),
 )  # fmt: skip

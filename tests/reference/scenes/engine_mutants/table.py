@@ -51,7 +51,8 @@ right.
 {_reports(ROLLBACK)}
 ## Pages of the KV cache
 
-{len(PAGED)} faults of pages and of sequences that are preempted: {_counts(PAGED.values())}. Seven requests share five pages.
+{len(PAGED)} faults of pages and of sequences that are preempted: {_counts(PAGED.values())}.
+Seven requests share five pages.
 
 {_mutants(PAGED.values())}
 ## Prefix cache

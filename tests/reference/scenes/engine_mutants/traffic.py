@@ -3,8 +3,8 @@
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
 early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and
 decode steps get fewer lanes. With a prefix cache others run: conversations that go on,
-prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host. With a small KV
-cache long ones run, of which some are preempted.
+prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host. With few
+pages of KV cache long ones run, of which some are preempted.
 """
 
 from typing import Any, NamedTuple

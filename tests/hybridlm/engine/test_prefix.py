@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import TOLERANCES
+from paged_caches import of_lanes
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -170,13 +171,19 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
     def poison(rows: Rows, owners: list[Any]) -> Rows:
         held = stepped[-1].owner._held
         free = np.array([row not in held for row in range(len(owners))])
-        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
-        return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
+
+        def in_free_rows(leaf: np.ndarray) -> np.ndarray:
+            return np.where(free.reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf.dtype.type(np.nan), leaf)
+
+        # The null page is NaN, too.
+        layers = jax.tree.map(lambda leaf: jnp.asarray(of_lanes(leaf, len(owners), in_free_rows)), rows.layers)
+        return Rows(layers, rows.token)
 
     def full_of_nan() -> None:
         pool = engine.borrow(engine.rows)
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        engine.give_back(RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))))
+        pool.put(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        engine.give_back(pool)
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)

@@ -41,7 +41,7 @@ class Model:
     """A model with random weights and its steps, proved and audited."""
 
     def __init__(self, name: str, head: bool, kernels: str):
-        made = tiny(name, head)
+        parts = tiny(name, head)
         placement = Placement(kernels=kernels)
         rng = np.random.default_rng(0)
 
@@ -49,9 +49,9 @@ class Model:
             array = rng.uniform(0.2, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
             return array.astype(np.float32)
 
-        self.model = filled(lambda: made.family.build(made.config.shard(placement.devices), nnx.Rngs(0)), value)
+        self.model = filled(lambda: parts.family.build(parts.config.shard(placement.devices), nnx.Rngs(0)), value)
         self.structure, self.params = flatten(self.model)
-        self.programs = Programs(self.structure, placement=placement, config=made.config)
+        self.programs = Programs(self.structure, placement=placement, config=parts.config)
         self.arrays = RowArrays(self.model, jnp.float32, placement)
         self.pages = self.arrays.pages(ROWS, 1)
 
@@ -82,14 +82,14 @@ class Model:
         return jax.tree.map(drawn, pool)
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=lambda made: f"{made[0]}{'-head' * made[1]}")
-def made(request: pytest.FixtureRequest) -> tuple[str, bool]:
+@pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}{'-head' * case[1]}")
+def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
     return request.param
 
 
 @pytest.fixture(scope="module", params=KERNELS)
-def model(request: pytest.FixtureRequest, made: tuple[str, bool]) -> Model:
-    return Model(*made, request.param)
+def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> Model:
+    return Model(*case, request.param)
 
 
 def inputs_of(step: str, tokens: int, slots: Any, paged: bool) -> StepInputs:
@@ -119,18 +119,18 @@ def in_order(pool: Rows) -> Rows:
     return jax.tree.map(ordered, pool)
 
 
-def check_rows(pool: Rows, after: Rows, ordered: Rows) -> None:
+def check_rows(pool: Rows, results: Rows, ordered: Rows) -> None:
     """Check the lanes' rows against a step with row i of lane i, and all others against the pool before."""
     others = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
-    leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (after, ordered)))
-    for (path, before), new, expected in zip(*leaves, strict=True):
-        null = len(before) - ROWS
-        assert new[:null].tobytes() == before[:null].tobytes(), path
-        before, new, expected = before[null:], new[null:], expected[null:]
-        assert new[others].tobytes() == before[others].tobytes(), path
+    leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (results, ordered)))
+    for (path, old), new, expected in zip(*leaves, strict=True):
+        null = len(old) - ROWS
+        assert new[:null].tobytes() == old[:null].tobytes(), path
+        old, new, expected = old[null:], new[null:], expected[null:]
+        assert new[others].tobytes() == old[others].tobytes(), path
         assert new[SLOTS].tobytes() == expected[:LANES].tobytes(), path
         active = np.delete(SLOTS, IDLE)
-        assert new[active].tobytes() != before[active].tobytes() or path[0].name == "token", path
+        assert new[active].tobytes() != old[active].tobytes() or path[0].name == "token", path
 
 
 def busy(outputs: Any) -> list[np.ndarray]:
@@ -144,13 +144,13 @@ def busy(outputs: Any) -> list[np.ndarray]:
     "step, tokens", [("generate", 1), ("generate", TOKENS), ("verify", TOKENS), ("score", TOKENS), ("hidden", TOKENS)]
 )
 def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
-    model: Model, made: tuple[str, bool], step: Any, tokens: int
+    model: Model, case: tuple[str, bool], step: Any, tokens: int
 ) -> None:
-    pool, drafts = model.rows(), 2 if made[1] and step in ("generate", "verify") else 0
+    pool, drafts = model.rows(), 2 if case[1] and step in ("generate", "verify") else 0
     inputs = inputs_of(step, tokens, SLOTS, model.pages > 0)
     shape = Shape.of(inputs, ROWS, model.pages, mtp_drafts=drafts)
     assert f"{LANES}x{tokens} of {ROWS}" in str(shape)
-    outputs, after = model.run(shape, model.params, pool, inputs)
+    outputs, rows = model.run(shape, model.params, pool, inputs)
     ordered_outputs, ordered = model.run(
         shape, model.params, in_order(pool), inputs_of(step, tokens, np.arange(LANES, dtype=np.int32), model.pages > 0)
     )
@@ -160,7 +160,7 @@ def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
     for leaf in jax.tree.leaves(outputs):
         if np.issubdtype(leaf.dtype, np.floating) and leaf.shape[:2] == valid.shape:
             assert np.isfinite(leaf[valid]).all()
-    check_rows(pool, after, ordered)
+    check_rows(pool, rows, ordered)
 
 
 @pytest.mark.slow

@@ -1,24 +1,7 @@
-"""Activations SiLU and SwiGLU, and fixed factors on activations.
+"""Fixed factors on activations."""
 
-Activations end in a division, so XLA computes them once (ops/layout: fusion).
-"""
-
-import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32
-
-MIN_EXPONENT = -80.0
-"""Clip for exponents against overflow in derivatives; below it silu is 0 to 33 decimals."""
-
-
-def silu(x: Array) -> Array:
-    """Return `x * sigmoid(x)` (SiLU, arXiv:1702.03118)."""
-    return x / (1.0 + jnp.exp(-jnp.maximum(x, MIN_EXPONENT)))
-
-
-def silu_gated(gate: Array, up: Array) -> Array:
-    """Return `silu(gate) * up` (SwiGLU, arXiv:2002.05202)."""
-    return gate * up / (1.0 + jnp.exp(-jnp.maximum(gate, MIN_EXPONENT)))
 
 
 def scaled(x: Float32[Array, "*rows size"], factor: float) -> Float32[Array, "*rows size"]:

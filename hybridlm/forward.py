@@ -32,7 +32,7 @@ from models import KV_BLOCK, kv_blocks
 from models.ops.linear import LinearWeight
 from models.sharding.varying import varying_like
 from models.state.shapes import Hooks
-from models.state.state import StateArray
+from models.state.state import StateArray, cache_positions
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["layers"], meta_fields=["position"])
@@ -318,7 +318,6 @@ def _device_step(
     arrays = structure.arrays.layers
     # If the model has its own mesh, states have the specs of the settings.
     layers = varying_like(layers, inputs, () if settings.split is not None else params)
-    initial_layers, layers = layers, jax.tree.map(partial(_first_blocks, blocks=settings.blocks), arrays, layers)
 
     def chunk(layers: Any, inputs: tuple[list[Array], Array, Array]) -> tuple[Any, Any]:
         (tokens, targets, *embeddings), length, position = inputs
@@ -337,7 +336,8 @@ def _device_step(
         return layers, (logprobs, logits, tuple(hooks.found))
 
     def group(operands: tuple[list[Array], Any]) -> tuple[Any, Any]:
-        inputs, layers = operands
+        inputs, initial_layers = operands
+        layers = jax.tree.map(partial(_pages_of, blocks=settings.blocks), arrays, initial_layers)
         parts, token, step = list[Any](), 0, 0
         for width, steps in settings.runs:
             span, ends = slice(token, token + width * steps), slice(step, step + steps)
@@ -347,31 +347,55 @@ def _device_step(
                 jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape((settings.lanes, -1, *x.shape[3:])), outputs)
             )
             token, step = span.stop, ends.stop
-        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts), layers
+        outputs = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), *parts)
+        return outputs, jax.tree.map(_with_pages, arrays, initial_layers, layers) if settings.keep_states else None
 
     if len(inputs[0]) == settings.lanes:
         outputs, layers = group((inputs, layers))
     else:
         grouped = jax.tree.map(lambda x: x.reshape((-1, settings.lanes, *x.shape[1:])), (inputs, layers))
         outputs, layers = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), lax.map(group, grouped))
-    final_layers = jax.tree.map(_with_blocks, arrays, initial_layers, layers) if settings.keep_states else None
-    return *outputs, final_layers
+    return *outputs, layers
 
 
-def _positions_dim(array: StateArray) -> int:
-    return 1 + [size for _, size in array.sizes].index(None)
+def lane_types(arrays: Any, pages: Any, context: int) -> Any:
+    """Return the types of a state with all positions of a lane in one array, with their shardings.
+
+    Args:
+        arrays: a `StateArray` for each array.
+        pages: types of the state, with one page for each lane.
+        context: positions of a lane, rounded up to whole pages.
+    """
+
+    def typed(array: StateArray, page: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        if array.positions_axis is None:
+            return page
+        shape = [*page.shape]
+        shape[1 + array.positions_axis] = cache_positions(context)
+        return jax.ShapeDtypeStruct(tuple(shape), page.dtype, sharding=page.sharding)
+
+    return jax.tree.map(typed, arrays, pages)
 
 
-def _first_blocks(array: StateArray, x: Array, blocks: int) -> Array:
-    """Return the visited positions of a KV cache, at least two blocks (ops/layout: one block)."""
-    if not array.grows:
+def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
+    """Return the visited positions of the lanes of a KV cache as a pool of pages (`own_pages`)."""
+    if array.positions_axis is None:
         return x
-    return lax.slice_in_dim(x, 0, max(blocks, 2) * KV_BLOCK, axis=_positions_dim(array))
+    axis = 1 + array.positions_axis
+    visited = lax.slice_in_dim(x, 0, blocks * KV_BLOCK, axis=axis)
+    split = visited.reshape((*visited.shape[:axis], blocks, KV_BLOCK, *visited.shape[axis + 1 :]))
+    pages = jnp.moveaxis(split, axis, 1).reshape((-1, *split.shape[1:axis], *split.shape[axis + 1 :]))
+    return jnp.pad(pages, [(1, 0)] + [(0, 0)] * (pages.ndim - 1))
 
 
-def _with_blocks(array: StateArray, cache: Array, x: Array) -> Array:
-    """Return the complete KV cache with its first blocks replaced."""
-    return lax.dynamic_update_slice_in_dim(cache, x, 0, _positions_dim(array)) if array.grows else x
+def _with_pages(array: StateArray, cache: Array, x: Array) -> Array:
+    """Return the KV cache of the lanes with the visited positions replaced by those of the pages."""
+    if array.positions_axis is None:
+        return x
+    axis, lanes = 1 + array.positions_axis, len(cache)
+    split = jnp.moveaxis(x[1:].reshape((lanes, -1, *x.shape[1:])), 1, axis)
+    visited = split.reshape((*split.shape[:axis], -1, *split.shape[axis + 2 :]))
+    return lax.dynamic_update_slice_in_dim(cache, visited, 0, axis)
 
 
 def _runs(count: int, widths: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -444,7 +468,8 @@ def forward(
     group = engine.bucket(lanes, engine.prefill_lanes)
     padded = -(-lanes // group) * group
     placement = engine.placement
-    types = engine.row_arrays.abstract(padded, engine.context).layers
+    arrays, pages = engine.programs.structure.arrays.layers, engine.row_arrays.abstract(padded, padded).layers
+    types = lane_types(arrays, pages, engine.context)
     start = 0 if state is None else state.position
     settings = ForwardSettings(
         _runs(count, widths), group // placement.data, padded, kv_blocks(start + count), types, keep_logits,

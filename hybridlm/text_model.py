@@ -128,9 +128,11 @@ class TextModel:
     @property
     def text_inputs(self) -> Inputs:
         """Limits of texts that need no vocabulary head."""
-        require, config = self.engine.moves.require, self.config
-        context = self.engine.context
-        return Inputs(self.tokenizer, config.vocab_size, context, self.eos_token_ids, require, config.placeholders)
+        engine, config = self.engine, self.config
+        return Inputs(
+            self.tokenizer, config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
+            config.placeholders, engine.cache_limit, engine.head_drafts,
+        )  # fmt: skip
 
     @property
     def inputs(self) -> Inputs:
@@ -156,7 +158,7 @@ class TextModel:
         probing: TextProbing | None = None,
         full_lanes: bool = False,
     ) -> list[Score]:
-        """Return the scores of texts, in order and unchecked; arguments as for `hybridlm.scoring.scorer.score`."""
+        """Return the scores of texts, in order and unchecked; arguments as for `hybridlm.scoring.scorer.scores`."""
         began = time.perf_counter()
         with nullcontext() if probing is None else probing:
             computed = scores(self.engine, ids, top, prefix, question, probing, full_lanes)
@@ -221,7 +223,7 @@ class TextModel:
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
-        return Decider(self.prompts, head, read, self.engine.context)
+        return Decider(self.prompts, head, read, self.engine.context, self.engine.cache_limit)
 
     def _head_rows(self, ids: Sequence[int]) -> np.ndarray:
         """Return rows of the vocabulary head with every factor on logits, float64 [ids, hidden]."""

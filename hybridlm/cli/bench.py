@@ -25,7 +25,6 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.lm import LM
-from hybridlm.programs.shapes import Shape
 from hybridlm.target_report.step_report import floor_of
 
 Side = EngineSide | LlamaCppSide | TransformersSide
@@ -198,7 +197,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines, rep
         hosts: list[float] = []
         runs = [(side.name, partial(_step_seconds, side, work.tokens, own_sides[0], hosts)) for side in sides]
         timings = in_turns(runs, work.rounds, left_out)
-        shape, floors = Shape("generate", number, 1, number), dict[str, float]()
+        shape, floors = lm.engine.shape("generate", number, 1, number), dict[str, float]()
         for name, each in models.items():
             placement, dtype = each.engine.placement, each.engine.row_arrays.dtype
             floor_of_step = floor_of(each.model, shape, placement, dtype, work.prompt + work.tokens)

@@ -1,6 +1,6 @@
 """Moves of states between rows of a pool and cached buffers, by certified steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ class RowMoves:
     Args:
         runner: runs the steps.
         kind: kind of the states.
-        rows: (count) -> ShapeDtypeStructs of `count` rows.
+        rows: (rows, pages) -> ShapeDtypeStructs of a pool.
         placement: the devices.
         stats: counters; `prefix_tokens_saved` is counted here.
         head: whether the model has an MTP head. Its keys and values of a token depend on the next token too, which
@@ -33,15 +33,15 @@ class RowMoves:
 
     Attributes:
         kind: kind of the states.
-        grows: whether a row has arrays that grow with its tokens.
-        state_bytes, span_bytes: bytes of the fixed-size buffers, and of those for `KV_BLOCK` positions.
+        grows: whether a sequence has arrays that grow with its tokens.
+        state_bytes, span_bytes: bytes of the fixed-size buffers, and of those of a page.
     """
 
     def __init__(
         self,
         runner: Runner,
         kind: StateKind,
-        rows: Callable[[int], Rows],
+        rows: Callable[[int, int], Rows],
         placement: Placement,
         stats: dict[str, int],
         head: bool = False,
@@ -62,10 +62,10 @@ class RowMoves:
             sum(leaf.size * leaf.dtype.itemsize for leaf in self._buffer_types[part]) for part in ("state", "span")
         )
 
-    def shapes(self, pool: int) -> list[PartShape]:
-        """Return the steps between a pool of `pool` rows and cached buffers."""
-        parts: list[RowPart] = ["state", "span"] if self.grows else ["state"]
-        return [self._shape(part, keep, pool) for part in parts for keep in (True, False)]
+    def shapes(self, rows: int, pages: int) -> list[PartShape]:
+        """Return the steps between a pool of as many rows and pages and cached buffers."""
+        parts: list[tuple[RowPart, int]] = [("state", rows), *([("span", pages)] if self.grows else [])]
+        return [self._shape(part, keep, size) for part, size in parts for keep in (True, False)]
 
     def bytes_of(self, position: int, cached: int) -> int:
         """Return the additional bytes of a state at `position` if `cached` tokens have buffers."""
@@ -74,9 +74,9 @@ class RowMoves:
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
         """Return example arguments of a program, with arrays as ShapeDtypeStructs."""
-        pool = self._part(jax.tree.leaves(self._rows(shape.pool)), shape.part)
+        pool = self._part(jax.tree.leaves(self._rows(shape.pool, shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
-        count = 2 if shape.part == "state" else 4 if shape.kept else 5
+        count = 2 if shape.part == "state" else 5
         scalars = self._placement.examples((np.zeros(1, np.int32),) * count, replicated=True)
         return (buffers, pool, *scalars) if shape.kept else (pool, buffers, *scalars)
 
@@ -108,9 +108,10 @@ class RowMoves:
         lead = min(position, self._overlap) if self.grows and position < label.position else 0
         for first in range(position - lead, label.position if self.grows else 0, KV_BLOCK):
             count, overlap = min(KV_BLOCK, label.position - first), lead if first < position else 0
-            buffers = self._keep("span", pool, slot, (first, count), first, mark)
+            buffers = CachedBuffers(self._empty["span"](), first, mark)
+            self._keep_positions(buffers, pool, slot, first, count)
             spans.append(BufferSpan(buffers, overlap, count - overlap))
-        return Snapshot(label, self._keep("state", pool, slot, (), label.position, mark), tuple(spans), mark)
+        return Snapshot(label, self._keep_row(pool, slot, label.position, mark), tuple(spans), mark)
 
     @property
     def state_places(self) -> list[int]:
@@ -119,7 +120,7 @@ class RowMoves:
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
         """Copy a row's arrays of fixed size after the dispatched steps, as in `state_places`."""
-        return self._keep("state", pool, slot, (), pool.consumed(slot), self._runner.mark(owner))
+        return self._keep_row(pool, slot, pool.consumed(slot), self._runner.mark(owner))
 
     def require(self, snapshot: Snapshot) -> None:
         """Check that a snapshot can be continued here; raises SnapshotError."""
@@ -144,11 +145,12 @@ class RowMoves:
         snapshot.require_tokens(tokens)
         position = 0
         if snapshot.state is not None:
-            self._restore(snapshot.state, "state", pool, slot, ())
+            self._restore(snapshot.state, "state", pool, (*_scalars(0), pool.owner.bind([slot], 1)))
         for buffers, first, count in snapshot.spans:
             lead = min(first, self._overlap)
-            operands = (first - lead, count + lead, position - lead)
-            self._restore(buffers, "span", pool, slot, operands, snapshot.mark)
+            for block, place, start, length in _in_pages(position - lead, count + lead):
+                maps = _scalars(0, pool.page(slot, block), first - lead + start, length, place)
+                self._restore(buffers, "span", pool, maps, snapshot.mark)
             position += count
         pool.moved(slot, snapshot.label.position)
         self._runner.adopt(owner, snapshot.mark)
@@ -163,16 +165,13 @@ class RowMoves:
             label: identity of the state.
         """
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
-        grown = [
-            np.moveaxis(arrays[i], axis, 0) for i, axis in zip(self._part_indices["span"], self._axes, strict=True)
-        ]
         spans = []
         for first in range(0, label.position if self.grows else 0, KV_BLOCK):
-            count = min(KV_BLOCK, label.position - first)
-            parts = [array[first : first + count] for array in grown]
-            padded = [
-                np.concatenate((part, np.zeros((KV_BLOCK - count, *part.shape[1:]), part.dtype))) for part in parts
-            ]
+            count, padded = min(KV_BLOCK, label.position - first), []
+            for i, axis in zip(self._part_indices["span"], self._axes, strict=True):
+                part = arrays[i].take(range(first, first + count), axis)
+                padding = [(0, KV_BLOCK - count if dim == axis else 0) for dim in range(part.ndim)]
+                padded.append(np.pad(part, padding))
             spans.append(BufferSpan(self._from_host("span", padded, first), 0, count))
         mark = self._runner.stamp([state, *(span.buffer for span in spans)], label.position)
         return Snapshot(label, state, tuple(spans), mark)
@@ -183,20 +182,13 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the types of a part's cached buffers.
+        """Return the types of a part's cached buffers: as in a pool, but not split over data."""
+        count = self._placement.data
+        return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
 
-        Positions come first, and rows are not split over data; otherwise the types are as in a pool.
-        """
-        arrays = self._part(jax.tree.leaves(self._rows(self._placement.data)), part)
-        axes = [None] * len(arrays) if part == "state" else self._axes
-        return tuple(self._buffer_type(array, axis) for array, axis in zip(arrays, axes, strict=True))
-
-    def _buffer_type(self, array: jax.ShapeDtypeStruct, positions: int | None) -> jax.ShapeDtypeStruct:
+    def _buffer_type(self, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         _, *shape = array.shape
         _, *split = self._placement.dimensions(array)
-        if positions is not None:
-            shape = [KV_BLOCK, *shape[:positions], *shape[positions + 1 :]]
-            split = [None, *split[:positions], *split[positions + 1 :]]
         sharding = self._placement.over(None, *split)
         return jax.ShapeDtypeStruct((self._runner.min_rows, *shape), array.dtype, sharding=sharding)
 
@@ -206,29 +198,50 @@ class RowMoves:
     def _shape(self, part: RowPart, keep: bool, pool: int) -> PartShape:
         return PartShape(part, keep, pool, self._runner.min_rows, self._axes if part == "span" else ())
 
-    def _keep(
-        self, part: RowPart, pool: RowPool, slot: Slot, operands: tuple[int, ...], position: int, mark: Label | None
-    ) -> CachedBuffers:
-        """Dispatch the step that copies a part of a row out of a pool."""
-        buffers, shape = CachedBuffers(self._empty[part](), position, mark), self._shape(part, True, pool.size)
-        maps = (pool.owner.bind([slot], 1), *_scalars(0, *operands))
-        source = PoolPart(pool, self._part_indices[part])
-        self._runner.move(Move(shape, buffers, source, maps), self.example_arguments)
+    def _keep_row(self, pool: RowPool, slot: Slot, position: int, mark: Label | None) -> CachedBuffers:
+        """Dispatch the step that copies the arrays of fixed size out of a pool."""
+        buffers = CachedBuffers(self._empty["state"](), position, mark)
+        self._keep(buffers, "state", pool, (pool.owner.bind([slot], 1), *_scalars(0)))
         return buffers
+
+    def _keep_positions(self, buffers: CachedBuffers, pool: RowPool, slot: Slot, first: int, count: int) -> None:
+        """Dispatch the steps that copy positions `first` ... out of a row's pages."""
+        for block, place, start, length in _in_pages(first, count):
+            self._keep(buffers, "span", pool, _scalars(pool.page(slot, block), 0, place, length, start))
+
+    def _keep(self, buffers: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+        shape, source = self._shape(part, True, _size(pool, part)), PoolPart(pool, self._part_indices[part])
+        self._runner.move(Move(shape, buffers, source, maps), self.example_arguments)
 
     def _restore(
         self,
         buffers: CachedBuffers,
         part: RowPart,
         pool: RowPool,
-        slot: Slot,
-        operands: tuple[int, ...],
+        maps: tuple[np.ndarray, ...],
         mark: Label | None = None,
     ) -> None:
-        """Dispatch the step that copies cached buffers back into a row."""
-        maps = (*_scalars(0), pool.owner.bind([slot], 1), *_scalars(*operands))
-        target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, pool.size)
+        """Dispatch the step that copies cached buffers back into a pool."""
+        target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, _size(pool, part))
         self._runner.move(Move(shape, target, buffers, maps, mark), self.example_arguments)
+
+
+def _size(pool: RowPool, part: RowPart) -> int:
+    return pool.size if part == "state" else pool.pages
+
+
+def _in_pages(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield block, place in its page, place among the positions, and length of each part within a page.
+
+    Args:
+        first: first of `count` positions.
+    """
+    start = 0
+    while start < count:
+        block, place = divmod(first + start, KV_BLOCK)
+        length = min(KV_BLOCK - place, count - start)
+        yield block, place, start, length
+        start += length
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:

@@ -1,18 +1,18 @@
-"""Whether a model fits into a device's memory; maximum lanes and maximum context."""
+"""Fit of a model into a device's memory; maximum lanes and context."""
 
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridlm.devices.placement import bytes_on_a_device
+from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.memory import format_bytes, pool_rows
+from hybridlm.engine.memory import format_bytes
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
-"""Upper bound of the search for the most lanes that fit."""
 GPU_SHARE = 0.75
-"""Share of a GPU's memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
+"""Share of GPU memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: bytes of the device's memory.
-        weights: bytes of the parameters.
-        rows: bytes of the pool, and of the pool of a call that scores.
-        padding: bytes that the device's layouts add to weights and rows.
-        scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
-        left: remaining memory; negative if the step does not fit.
-        lanes, context: as asked for.
-        most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
-        longest_context: longest context that fits with these lanes; 0 for none.
-        share: share of the memory that JAX takes by default.
+        memory: of the device.
+        weights: of the parameters.
+        rows: of the pool, and of a scoring call's pool.
+        padding: added by device layouts.
+        scratch: of the largest step, with results without pools; None without a compiled step.
+        left: negative if the step does not fit.
+        lanes, context: as requested.
+        most_lanes: most lanes at this context, 0 for none; scratch grows at most in proportion.
+        longest_context: longest context with these lanes; 0 for none.
+        share: memory share that JAX takes by default.
     """
 
     memory: int
@@ -46,7 +46,6 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, rows and scratch fit into the memory."""
         return self.left >= 0
 
     @property
@@ -73,18 +72,18 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        engine: engine of the model, on the target.
-        memory: bytes of each device.
-        platform: platform of the target.
-        scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
-        resident: bytes of weights and rows as XLA lays them out; None if unknown.
+        memory: of each device.
+        scratch: of the largest step, besides weights and rows; None if unknown.
+        resident: weights and rows in XLA's layout; None if unknown.
     """
     weights = engine.parameters_on_a_device[1]
 
     def rows(lanes: int, context: int) -> int:
-        devices = engine.placement.data
-        row = bytes_on_a_device(engine.row_arrays.abstract(devices, context))
-        return pool_rows(lanes // devices, engine.prefill_lanes // devices) * row
+        devices, blocks, total = engine.placement.data, engine.row_arrays.blocks(context), 0
+        for count in (lanes, min(lanes, engine.prefill_lanes)):
+            pages = devices * pool_pages(count // devices, blocks, engine.page_limit)
+            total += bytes_on_a_device(engine.row_arrays.abstract(count, pages))
+        return total
 
     row_bytes = rows(engine.lanes, engine.context)
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)
@@ -106,8 +105,5 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, or 0.
-
-    All smaller numbers must fit if it fits.
-    """
+    """Return the largest number up to a limit that fits, or 0; smaller numbers must fit, too."""
     return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

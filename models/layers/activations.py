@@ -1,7 +1,14 @@
-"""Fixed factors on activations."""
+"""The activation GEGLU, and fixed factors on activations; SiLU and SwiGLU are in `models.ops.float32`."""
 
-from jax import Array
+import math
+
+from jax import Array, lax
 from jaxtyping import Float32
+
+
+def gelu_gated(gate: Array, up: Array) -> Array:
+    """Return `gelu(gate) * up`, with the exact normal distribution (GEGLU, arXiv:2002.05202)."""
+    return gate * up * (0.5 + 0.5 * lax.erf(gate * math.sqrt(0.5)))
 
 
 def scaled(x: Float32[Array, "*rows size"], factor: float) -> Float32[Array, "*rows size"]:

@@ -1,4 +1,4 @@
-"""Dense feed-forward layers (MLP), with SwiGLU or squared ReLU."""
+"""Dense feed-forward layers (MLP), with SwiGLU, GEGLU or squared ReLU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import scaled
+from models.layers.activations import gelu_gated, scaled
 from models.layers.initial import matrix
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear
@@ -18,8 +18,9 @@ from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
-Activation = Literal["swiglu", "relu2"]
-"""SwiGLU, `silu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a gate (arXiv:2109.08668)."""
+Activation = Literal["swiglu", "geglu", "relu2"]
+"""SwiGLU, `silu(gate) * up`, and GEGLU, `gelu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a
+gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
@@ -66,7 +67,7 @@ class Mlp(Stateless):
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
         width = Segment(config.width, config.width)
-        gated = config.activation == "swiglu"
+        gated = config.activation != "relu2"
         self.gate_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),)) if gated else None
         self.up_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),))
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
@@ -77,11 +78,12 @@ class Mlp(Stateless):
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
+            activation = gelu_gated if c.activation == "geglu" else silu_gated
             inner = joined_linear(
                 x,
                 (self.gate_proj[...], self.up_proj[...]),
                 devices=c.devices,
-                joined=lambda gate, up: silu_gated(scaled(gate, c.gate_multiplier), up),
+                joined=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
                 dtype=getattr(down, "dtype", jnp.float32),
             )
         return scaled(linear(inner, down, c.devices), c.out_multiplier)

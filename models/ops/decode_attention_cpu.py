@@ -14,21 +14,21 @@ from jax import Array
 from jaxtyping import Float32
 
 from models.cpu_kernels import library
-from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
+from models.ops.kernels import Kernel, PagedKernel
 from models.ops.row_product import DTYPES, instruction_number
-from models.state.rows import Slots
+from models.state.pages import Pages
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
 ATTENTION = "hybridlm_decode_attention"
-"""Call target: (slots, lengths, positions, query, key, value, key cache, value cache) -> (output, caches, updated in
+"""Call target: (pages, lengths, positions, query, key, value, key cache, value cache) -> (output, caches, updated in
 place)."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
 """Call target without values, which are the first numbers of the keys."""
-_KEYS, _VALUES = "row kv_head position key", "row kv_head position value"
-POOL_KERNELS = {
-    ATTENTION: PoolKernel("length lane lane lane lane", (_KEYS, _VALUES)),
-    LATENT_ATTENTION: PoolKernel("length lane lane lane", (_KEYS,)),
+_KEYS, _VALUES = "page kv_head position key", "page kv_head position value"
+PAGED_KERNELS = {
+    ATTENTION: PagedKernel("length lane lane lane lane", (_KEYS, _VALUES)),
+    LATENT_ATTENTION: PagedKernel("length lane lane lane", (_KEYS,)),
 }
 
 Caches = tuple[KeyCache, ValueCache | None]
@@ -44,7 +44,7 @@ class AttentionInputs(NamedTuple):
         caches: of keys and of values (None without values).
         lengths: real tokens of each lane; the others are padding.
         positions: position of each lane's first token.
-        slots: the row of each lane in the caches, distinct for lanes with real tokens; None: row i.
+        pages: page table; the pages that a lane writes to are no other lane's.
     """
 
     query: Vectors
@@ -53,7 +53,7 @@ class AttentionInputs(NamedTuple):
     caches: Caches
     lengths: Lengths
     positions: Positions
-    slots: Slots = None
+    pages: Pages
 
 
 AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
@@ -82,7 +82,7 @@ def decode_attention_cpu(
     """Write keys and values to the caches, and attend from each token.
 
     A lane's bits depend only on its tokens and the instruction set; T tokens in one step have the bits of T steps of
-    one token. Tokens past the end of the caches are not written.
+    one token. Tokens without a page are not written.
 
     Args:
         inputs: operands of the step.
@@ -92,15 +92,15 @@ def decode_attention_cpu(
     Returns:
         Outputs, zero at padding tokens, and the caches.
     """
-    q, k, v, caches, lengths, positions, slots = inputs
+    q, k, v, caches, lengths, positions, pages = inputs
     # The proof cannot see the write; wrong names of dimensions are still a conflict.
     k = name_dims(k, None, None, "kv_head", "key")
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
-    operands = [slots_operand(slots), lengths, positions, q, k, *([] if v is None else [v]), *arrays]
+    operands = [pages, lengths, positions, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     out, *updated = jax.ffi.ffi_call(
-        pool_target(LATENT_ATTENTION if v is None else ATTENTION, slots),
+        LATENT_ATTENTION if v is None else ATTENTION,
         [jax.ShapeDtypeStruct((*q.shape[:3], value_size), jnp.float32), *types],
         vmap_method="sequential",
         input_output_aliases={len(operands) - len(arrays) + k: 1 + k for k in range(len(arrays))},

@@ -76,6 +76,21 @@ class RowKernel(NamedTuple):
     static: tuple[Mapping[str, Any], ...]
 
 
+class PagedKernel(NamedTuple):
+    """Declaration of a C++ call that updates pools of pages in place.
+
+    A lane reads the pages of its row of the page table, the first operand, and writes those of its new tokens; a lane
+    of length 0 writes none. The first result has a row for each lane.
+
+    Attributes:
+        operands: "length" (tokens of each lane) or "lane" for each array between the table and the pools.
+        pools: names of the dimensions of each pool.
+    """
+
+    operands: str
+    pools: tuple[str, ...]
+
+
 class PoolKernel(NamedTuple):
     """Declaration of a C++ call that updates pools of lanes in place.
 

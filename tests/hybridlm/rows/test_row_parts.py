@@ -31,8 +31,8 @@ def positions(array: np.ndarray, axis: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (0, 128), (5, 7), (100, 128), (128, 128), (255, 1), (200, 56)])
 def test_a_span_is_kept(first: int, count: int) -> None:
-    rows, kept = pool(3), tuple(np.full((2, KV_BLOCK, *size), np.nan, np.float32) for size in ((2, 3), (5,)))
-    (got,) = keep_span(AXES)(tuple(map(jnp.array, kept)), tuple(map(jnp.array, rows)), *scalars(1, 0, first, count))
+    rows, buffers = pool(3), tuple(np.full((2, KV_BLOCK, *size), np.nan, np.float32) for size in ((2, 3), (5,)))
+    (got,) = keep_span(AXES)(tuple(map(jnp.array, buffers)), tuple(map(jnp.array, rows)), *scalars(1, 0, first, count))
     for array, row, axis in zip(got, rows, AXES, strict=True):
         assert np.array_equal(array[0, :count], positions(row, axis)[1, first : first + count])
         assert not np.asarray(array[0, count:]).any(), "places behind the span are zeros"
@@ -44,13 +44,13 @@ def test_a_span_is_kept(first: int, count: int) -> None:
 def test_a_span_is_put_back(first: int, count: int, to: int) -> None:
     """Behind the end of the row nothing is written, as nothing outside the span is."""
     rows = pool(3)
-    kept = tuple(-np.arange(2 * KV_BLOCK * size, dtype=np.float32).reshape(2, KV_BLOCK, -1) for size in (6, 5))
-    kept = (kept[0].reshape(2, KV_BLOCK, 2, 3), kept[1])
+    buffers = tuple(-np.arange(2 * KV_BLOCK * size, dtype=np.float32).reshape(2, KV_BLOCK, -1) for size in (6, 5))
+    buffers = (buffers[0].reshape(2, KV_BLOCK, 2, 3), buffers[1])
     operands = scalars(0, 2, first, count, to)
-    (got,) = restore_span(AXES)(tuple(map(jnp.array, rows)), tuple(map(jnp.array, kept)), *operands)
-    for array, row, span, axis in zip(got, rows, kept, AXES, strict=True):
-        expected, inside = positions(row.copy(), axis), min(count, POSITIONS - to)
-        expected[2, to : to + inside] = span[0, first : first + inside]
+    (got,) = restore_span(AXES)(tuple(map(jnp.array, rows)), tuple(map(jnp.array, buffers)), *operands)
+    for array, row, span, axis in zip(got, rows, buffers, AXES, strict=True):
+        expected, length = positions(row.copy(), axis), min(count, POSITIONS - to)
+        expected[2, to : to + length] = span[0, first : first + length]
         assert np.array_equal(positions(np.asarray(array), axis), expected)
 
 
@@ -82,5 +82,5 @@ def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
     moves = text_lm.engine.moves
     for length, spans in ((2, 1), (129, 1), (130, 2)):
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes
-    whole = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
-    assert whole == text_lm.engine.row_bytes_on_a_device
+    total = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
+    assert total == text_lm.engine.row_bytes_on_a_device

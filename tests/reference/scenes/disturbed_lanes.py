@@ -50,8 +50,8 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
         return np.resize(np.array(values, dtype), lanes)
 
     def state(leaf: jax.ShapeDtypeStruct) -> Any:
-        few = (0.5 * rng.normal(size=(min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
-        return few if lanes == len(few) else jnp.resize(jnp.asarray(few), leaf.shape)
+        lane_rows = (0.5 * rng.normal(size=(min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
+        return lane_rows if lanes == len(lane_rows) else jnp.resize(jnp.asarray(lane_rows), leaf.shape)
 
     pools = jax.tree.map(state, lm.engine.row_arrays.abstract(shape.rows, lm.context))
     ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
@@ -97,10 +97,10 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)
-    given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
+    additions = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
     site = slots([-1, site_of(layer, name), -1, -1], ablations)
     layers = np.array([[0, 2], [2, -1], [1, 0], [-1, -1]], np.int32)[np.arange(shape.lanes) % 4, :hidden]
-    return ProbeInputs(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
+    return ProbeInputs(places, layers, additions, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:
@@ -145,9 +145,9 @@ def disturb_halves(
         hit = np.arange(shape.lanes) % 2 == half
         changed = np.zeros(shape.lanes, np.bool_)
         got = jax.tree.leaves(wrapped(*_disturbed(args, bound, hit, lm.config.vocab_size)))
-        for output, before, after in zip(bound.outputs, base, got, strict=True):
+        for output, original, result in zip(bound.outputs, base, got, strict=True):
             axis = output.entry.axis  # type: ignore[union-attr]  # of a lane or a pool
-            differs = _bits(before) != _bits(after)
+            differs = _bits(original) != _bits(result)
             lanes = np.asarray(differs.any(axis=tuple(i for i in range(differs.ndim) if i != axis)))
             if lanes[~hit].any():
                 reached[output.path] = None
@@ -158,21 +158,21 @@ def disturb_halves(
 
 def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(args)
-    for i, one in enumerate(bound.inputs):
-        if not isinstance(one.entry, Lane | Pool):
+    for i, spec in enumerate(bound.inputs):
+        if not isinstance(spec.entry, Lane | Pool):
             continue
-        leaf, axis = leaves[i], one.entry.axis
-        if one.path.startswith("args[1].layers"):
+        leaf, axis = leaves[i], spec.entry.axis
+        if spec.path.startswith("args[1].layers"):
             where = hit.reshape([-1 if j == axis else 1 for j in range(leaf.ndim)])
             leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
-        elif one.path == LENGTHS:
+        elif spec.path == LENGTHS:
             # no lane that is disturbed does nothing
             tokens = int(np.max(leaf))
             leaves[i] = np.where(hit, np.where(leaf == tokens, 1, tokens), leaf).astype(np.int32)
         else:
             rows = np.moveaxis(np.array(leaf), axis, 0)
             for lane in np.flatnonzero(hit):
-                rows[lane] = change(one.path, rows[lane], np.random.default_rng((int(lane), i)), vocab)
+                rows[lane] = change(spec.path, rows[lane], np.random.default_rng((int(lane), i)), vocab)
             leaves[i] = np.moveaxis(rows, 0, axis)
     return jax.tree.unflatten(tree, leaves)
 

@@ -106,6 +106,7 @@ class Prover:
     unread: dict[int, str] = field(default_factory=dict)
     numbers: Numbering = field(default_factory=Numbering)
     _literals: dict[int, Value] = field(default_factory=dict)
+    _makers: dict[int, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         entries = [array.entry for array in self.bound.inputs]
@@ -199,6 +200,12 @@ class Prover:
         yield
         self.observe = observe
         forget()
+
+    def makers(self, jaxpr: Any) -> dict[Any, Any]:
+        """Return the equation of each result of a program."""
+        if id(jaxpr) not in self._makers:
+            self._makers[id(jaxpr)] = jaxpr, {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        return self._makers[id(jaxpr)][1]
 
     def mark(self) -> Callable[[], None]:
         """Return a function that forgets later violations and accesses, for rounds towards a fixpoint."""

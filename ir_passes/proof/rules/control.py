@@ -189,9 +189,11 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
     greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
-    if isinstance(test[0].owner, Mixed) and stops_by_lane(prover, condition, body, outer, inner, carry, greatest):
-        last = {} if greatest is None else {greatest.index: Value(test[0].owner)}
-        return [last.get(k, value) for k, value in enumerate(carry)]
+    if isinstance(test[0].owner, Mixed):
+        changed = stops_by_lane(prover, condition, body, outer, inner, carry, greatest)
+        if changed is not None:
+            # the last values of shared carries depend on the number of iterations
+            return [Value(test[0].owner) if k in changed else value for k, value in enumerate(carry)]
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
 

@@ -10,7 +10,7 @@ import pytest
 from isolation_oracle import leaks
 from jax import lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, prove_isolation
 from ir_passes.proof.violations import ViolationKind
 
 LANES, WIDTH, TURNS = 3, 4, 5
@@ -306,24 +306,3 @@ def test_debugging_callbacks_get_a_note() -> None:
 
     notes = prove_isolation(step, (jnp.ones((LANES, WIDTH)),), LaneContract((Lane(),), Lane())).notes
     assert [note.about.split()[0] for note in notes if note.id == "debug-callback"] == ["debug_callback", "debug_print"]
-
-
-NEUTRAL = {
-    "plus": lambda s: s + 0, "minus": lambda s: s - 0, "xor": lambda s: s ^ 0, "or": lambda s: 0 | s,
-    "times": lambda s: 1 * s,
-}  # fmt: skip
-OTHER = {"plus": lambda s: s + 1, "xor": lambda s: s ^ 1, "or": lambda s: s | 1, "times": lambda s: s * 2}
-ROWS = LaneContract((Pool("s"), Lane(), SlotMap("s", 9)), Pool("s"))
-
-
-def written(index: Callable[..., Any]) -> Any:
-    return lambda pool, x, slots: pool.at[index(slots)].set(x, mode="drop")
-
-
-@pytest.mark.parametrize("name", NEUTRAL)
-def test_slots_after_trivial_arithmetic(name: str) -> None:
-    args = jnp.ones((9, WIDTH)), jnp.ones((LANES, WIDTH)), jnp.arange(1, 1 + LANES)
-    assert prove_isolation(written(NEUTRAL[name]), args, ROWS).lanes == LANES
-    if name in OTHER:
-        with pytest.raises(IsolationError):
-            prove_isolation(written(OTHER[name]), args, ROWS)

@@ -40,6 +40,7 @@ from ir_passes.proof.values import (
     SegmentIds,
     SlotEntry,
     Tiles,
+    TokenBound,
     TokenOf,
     UnchangedRows,
     Value,
@@ -407,6 +408,9 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
     elif isinstance(value.fact, WithinLane) and value.fact == replace(
         value.fact, axis=0, shift=0, stride=1, window=None
     ):
+        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
+        fact = replace(value.fact, axis=None, token=token)
+    elif isinstance(value.fact, TokenBound) and value.fact.axis == 0:
         token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, Offsets) and value.fact.axis == 0 and value.fact.first in (0, 1):

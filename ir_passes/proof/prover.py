@@ -68,6 +68,7 @@ class Prover:
         invariance: True if JAX has checked along which axes each value of this program may differ.
         comparisons: the equations that compare operands of devices, in program order.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
+        active: value numbers of lanes that are active where the current program runs.
         own_orders: number of an order of rows -> mesh axes along which the order may differ.
         same_counts: value number of sorted keys -> value number of the keys.
         callers: equations around the current program, the outermost first.
@@ -98,6 +99,7 @@ class Prover:
     invariance: bool = True
     comparisons: list[Any] = field(default_factory=list)
     diverging: frozenset[str] = frozenset()
+    active: set[Number] = field(default_factory=set)
     own_orders: dict[Number, frozenset[str]] = field(default_factory=dict)
     same_counts: dict[Number, Number] = field(default_factory=dict)
     callers: list[Any] = field(default_factory=list)

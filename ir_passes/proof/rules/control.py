@@ -138,13 +138,29 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
+        active = set(prover.active)
+        if k == 1 and test is not None and len(branches) == 2:
+            prover.active |= _active_lane(site, test)
         with prover.decided_by(site.eqn.invars[0]):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
+        prover.active = active
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, merged or [], index.owner, writes)
+
+
+def _active_lane(site: Site, conversion: Any) -> set[Number]:
+    """Return the number of a lane that a condition compares with the number of active lanes, if it is below."""
+    test = site.maker(conversion.invars[0])
+    if test is None or test.primitive.name not in ("lt", "gt"):
+        return set()
+    lane, count = (
+        site.prover.read(site.env, atom) for atom in test.invars[:: 1 if test.primitive.name == "lt" else -1]
+    )
+    is_lane = isinstance(lane.owner, Common) and lane.range is not None and lane.range[0] >= 0
+    return {lane.number} if count.fact == ActiveCount() and is_lane else set()
 
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
@@ -167,6 +183,8 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         if bounds and limits:
             counters = {k: (bounds[0], limits[1])}
             stop = limits[1] if bound.range is None else max(bound.range[1], bounds[0] + 1)
+            if bound.fact == ActiveCount():
+                prover.active.add(index)
             counted = {
                 k: {"range": (bounds[0], stop - 1), "fact": _counted_fact(site, first[k], bound), "number": index}
             }

@@ -1,4 +1,4 @@
-"""Progress on standard error: bars if it is a terminal, or lines."""
+"""Progress on standard error: bars on a terminal, or lines."""
 
 import sys
 import threading
@@ -24,7 +24,6 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
-    """Show a bar of these columns; yield None without a bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return
@@ -36,11 +35,7 @@ def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progre
 
 @contextmanager
 def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
-    """Show a bar over the bytes of parameters, or None.
-
-    Args:
-        show: None shows it if standard error is a terminal.
-    """
+    """Show a bar over bytes of parameters (None: on a terminal)."""
     columns = (
         TextColumn("loading"),
         BarColumn(),
@@ -59,13 +54,7 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
 
 @contextmanager
 def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar over completed prompts; yield the function that takes their number.
-
-    Args:
-        show: None shows it if there are more prompts than lanes and standard error is a terminal.
-        total: number of prompts.
-        lanes: most sequences in a batch.
-    """
+    """Show a bar over prompts (None: for more prompts than lanes, on a terminal); yield its update."""
     if show is None and total <= lanes:
         show = False
     with counting_progress(show, "generating", total) as update:
@@ -74,13 +63,7 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
 
 @contextmanager
 def counting_progress(show: bool | None, description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over items; yield its update (number of finished items, last name).
-
-    Args:
-        show: None shows it if standard error is a terminal.
-        description: description of the items.
-        total: number of items.
-    """
+    """Show a bar over items (None: on a terminal); yield its update (number of finished items, last name)."""
     name = TextColumn("{task.fields[name]}")
     with progress_bar(
         show, TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name
@@ -93,29 +76,20 @@ def counting_progress(show: bool | None, description: str, total: int) -> Iterat
 
 
 FileProgress = bool | Literal["lines"] | None
-"""Kind of progress: None shows a bar if standard error is a terminal; "lines" prints lines if it is not."""
+"""None shows a bar on a terminal; "lines" prints lines without one."""
 SECONDS_BETWEEN_LINES = 30.0
-"""Time between two lines of progress."""
 SECONDS_BETWEEN_RATES = 0.5
-"""Time between two updates of the number of tokens in a bar."""
+"""Time between updates of a bar's token rate."""
 Tokens = Callable[[], int]
-"""Returns the number of tokens computed so far: parts of a file may take hours."""
+"""Returns the tokens computed so far: parts of a file may take hours."""
 
 
 def no_tokens() -> int:
-    """Return 0, where tokens are not counted."""
     return 0
 
 
 def progress_line(description: str, count: int, total: int, seconds: float, stored: int = 0, tokens: int = 0) -> str:
-    """Return a line with the share of finished work and the remaining time.
-
-    Args:
-        description: description of the work.
-        seconds: seconds since the beginning of this run.
-        stored: finished amount of an earlier run.
-        tokens: tokens computed by this run; 0 if tokens are not counted.
-    """
+    """Return a line with the share of finished work and the remaining time."""
     seconds_left = round(seconds * (total - count) / (count - stored)) if count > stored else None
     ahead = (
         ""
@@ -128,7 +102,7 @@ def progress_line(description: str, count: int, total: int, seconds: float, stor
 
 @contextmanager
 def every(seconds: float, tick: Callable[[], None]) -> Iterator[None]:
-    """Call a function at intervals from a thread, also during a long part."""
+    """Call a function at intervals from a thread."""
     end = threading.Event()
 
     def run() -> None:
@@ -167,7 +141,7 @@ class Speed:
 
 
 class Lines:
-    """Lines of progress: one for each call of `tick`, and one at the end."""
+    """Lines of progress, one per `tick` and one at the end."""
 
     def __init__(self, description: str, tokens: Tokens):
         self._description, self._speed, self._amounts = description, Speed(tokens), (0, 0, 0)
@@ -193,6 +167,6 @@ class Lines:
 
 
 def lines_or_bar(show: FileProgress) -> tuple[bool, bool | None]:
-    """Return whether lines are printed, and whether a bar is shown."""
+    """Return whether to print lines, and whether to show a bar."""
     lines = show == "lines" and not sys.stderr.isatty()
     return lines, False if lines else True if show == "lines" else show

@@ -79,7 +79,7 @@ class HybridLM(TemplateLM):
         if pretrained.tokenizer is None:
             raise ValueError(f"{pretrained.path}: has no tokenizer.json; the tasks of lm_eval are texts")
         self.lm = pretrained
-        self.max_length = pretrained.context
+        self.max_length = pretrained.engine.longest
         self._texts: Tokenizer = pretrained.tokenizer
         self._seed = seed
         self._variables = {**self._texts.thinking_variables(enable_thinking), **(chat_template_args or {})}

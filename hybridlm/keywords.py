@@ -37,6 +37,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "chunk": ("max_num_batched_tokens", "chunk_size", "chunked_prefill_size"),
     "dtype": ("torch_dtype",),
     "mesh": ("tensor_parallel_size", "data_parallel_size", "device_map"),
+    "cache": ("kv_cache_memory_bytes",),
     "prefix_cache": ("enable_prefix_caching",),
     "dequantise": ("dequantize",),
     "adapter": ("lora", "lora_path", "enable_lora"),
@@ -65,7 +66,10 @@ NOTES: Mapping[str, str] = {
         ("swap_space", "cpu_offload_gb"), "weights and rows stay on the devices; prefix_cache uses the host"
     ),
     "trust_remote_code": "code of a checkpoint is never run",
-    "gpu_memory_utilization": "lanes and context decide the memory",
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "num_gpu_blocks_override", "block_size"),
+        "lanes, context and cache decide the memory; pages of the KV cache have 128 positions",
+    ),
     "lora_request": "load and merge_adapter take an adapter, for all requests",
 }
 """Names without such an argument -> advice."""

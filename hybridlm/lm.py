@@ -440,7 +440,7 @@ class LM:
             window: tokens seen together, at least 2; None for the context.
             stride: for "strided"; None for half a window.
         """
-        cut = windows_of(convention, self.context, window, stride, self.tokenizer, self.eos_token_ids)
+        cut = windows_of(convention, self.engine.longest, window, stride, self.tokenizer, self.eos_token_ids)
         ids = self.text_model.inputs.encode_all(read_files(texts), "texts", of_any_length=True)
         if not ids:
             raise ValueError("texts: is empty; at least one text is needed")

@@ -66,6 +66,7 @@ def load(
     *,
     lanes: int = 8,
     context: int | None = None,
+    cache: str | int | None = None,
     dtype: str | None = None,
     certify: Certify = "error",
     compilation_cache: str | os.PathLike[str] | Literal[False] | None = None,
@@ -95,9 +96,9 @@ def load(
     """
     require_threads(f"load: {os.fspath(path_or_hub_id)}")
     options = EngineConfig(
-        lanes=lanes, context=context, dtype=dtype, certify=certify, compilation_cache=compilation_cache, chunk=chunk,
-        progress=progress, sanitize=sanitize, speculate=speculate, draft_tokens=draft_tokens, prefix_cache=prefix_cache,
-        mesh=mesh, kernels=kernels, dequantise=dequantise, adapter=adapter,
+        lanes=lanes, context=context, cache=cache, dtype=dtype, certify=certify, compilation_cache=compilation_cache,
+        chunk=chunk, progress=progress, sanitize=sanitize, speculate=speculate, draft_tokens=draft_tokens,
+        prefix_cache=prefix_cache, mesh=mesh, kernels=kernels, dequantise=dequantise, adapter=adapter,
     )  # fmt: skip
     start = _start(path_or_hub_id, options)
     path, adapter_path = _locate(path_or_hub_id, options.adapter)

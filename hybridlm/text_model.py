@@ -124,10 +124,12 @@ class TextModel:
 
     @property
     def text_inputs(self) -> Inputs:
-        """Limits of texts without a vocabulary head."""
-        require, config = self.engine.moves.require, self.config
-        context = self.engine.context
-        return Inputs(self.tokenizer, config.vocab_size, context, self.eos_token_ids, require, config.placeholders)
+        """Limits of texts that need no vocabulary head."""
+        engine, config = self.engine, self.config
+        return Inputs(
+            self.tokenizer, config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
+            config.placeholders, engine.cache_limit, engine.head_drafts,
+        )  # fmt: skip
 
     @property
     def inputs(self) -> Inputs:
@@ -212,7 +214,7 @@ class TextModel:
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
-        return Decider(self.prompts, head, read, self.engine.context)
+        return Decider(self.prompts, head, read, self.engine.context, self.engine.cache_limit)
 
     def _head_rows(self, ids: Sequence[int]) -> np.ndarray:
         """Return vocabulary head rows with every logit factor, float64 [ids, hidden]."""

@@ -46,7 +46,8 @@ class EngineSide:
 
     def _start(self) -> None:
         pool = self._engine.new_pool(self.lanes)
-        self.rows, self._pages = pool.take(), pool.table(range(self.lanes), range(self.lanes))
+        _, lane_map = pool.arrange([pool.acquire(self._engine.context) for _ in range(self.lanes)], self.lanes)
+        self.rows, self._pages = pool.take(), lane_map.pages
         self.position = 0
         self.last = self._read(self._tokens)
 

@@ -108,10 +108,7 @@ def _list_weights(model: str) -> None:
     total = numbers = wrong = 0
     for weight in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
         total, numbers, wrong = total + weight.bytes, numbers + math.prod(weight.shape), wrong + weight.not_finite
-        cells = (
-            ("", "") if weight.health is None else (f"{weight.health.zero_rows:,}", f"{weight.health.clipped_groups:,}")
-        )
-        zero, clipped = cells
+        zero, clipped = ("" if count is None else f"{count:,}" for count in (weight.zero_rows, weight.clipped_groups))
         bits = 8 * weight.bytes / max(math.prod(weight.shape), 1)
         shape = " x ".join(map(str, weight.shape))
         row = (
@@ -149,7 +146,7 @@ def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
         return jnp.asarray(rng.normal(size=row.shape) if floating else np.zeros(row.shape), row.dtype)
 
     feed = Feed((1,) * max(1, shape.tokens - 1), 1)
-    lanes = range(shape.lanes)
-    pages = RowPool(rows, shape.pages, shape.blocks).table(lanes, lanes)
-    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, lanes, pages))
+    pool = RowPool(rows, shape.pages, shape.blocks)
+    _, (_, slots, pages) = pool.arrange([pool.acquire(shape.tokens + 1) for _ in range(shape.lanes)], shape.lanes)
+    inputs = inputs._replace(batch=Batch.of([feed] * shape.lanes, shape.tokens, slots, pages))
     return params, jax.tree.map(filled, rows), inputs

@@ -22,14 +22,16 @@ class Decider:
 
     Attributes:
         head: scores options.
-        read: (token ids, places) of texts -> residual stream there.
-        context: maximum tokens of a prompt.
+        read: (token ids of texts, places of each) -> the residual stream there.
+        context: maximum number of tokens of a prompt.
+        cache: positions of a device's KV cache; None if it holds a whole context.
     """
 
     prompts: Prompts
     head: LabelHead | SlotHead
     read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[ReadText]]
     context: int
+    cache: int | None = None
 
     def encode(self, request: Any) -> list[Prompt]:
         """Return the checked prompts of a request."""
@@ -38,7 +40,7 @@ class Decider:
             for question in prompt.questions:
                 self.head.check(question)
             names = ", ".join(repr(question_in_prompt.name) for question_in_prompt in prompt.questions)
-            check_length(prompt.token_ids, f"the prompt of {names}", self.context)
+            check_length(prompt.token_ids, f"the prompt of {names}", self.context, self.cache)
         return prompts
 
     def answer_all(self, requests: Sequence[Any]) -> list[Answers]:

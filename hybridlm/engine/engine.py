@@ -26,6 +26,7 @@ from hybridlm.drafting.drafters import (
 )
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.arguments import check_commit, dtype_of_caches
+from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.files.finished import FinishedTexts
@@ -46,7 +47,7 @@ from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
-from models import Decoder, MtpDecoder
+from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
 """Maximum lanes of a prefill step: enough for full matmul throughput, few enough for decoding sequences."""
@@ -97,8 +98,9 @@ class Engine:
         params: parameters of the model, as every step takes them.
         rows: rows of the pool of a run: one for each lane.
         blocks: pages of a sequence of `context` tokens; 0 for a model without KV caches.
+        page_limit: most pages of a pool on each device by `load(cache=)`; None for those of all rows.
         prefill_lanes: maximum lanes of a prefill or scoring step.
-        prefill_sizes: lanes of prefill steps, for one sequence and for all.
+        prefill_sizes: possible numbers of lanes of prefill steps.
         row_arrays: makes the arrays of rows.
         runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
@@ -141,19 +143,19 @@ class Engine:
             "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
             "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
             "speculation_pauses": 0, "step_tokens": 0, "step_places": 0, "decode_tokens": 0, "decode_places": 0,
+            "preemptions": 0,
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
         self.finished: FinishedTexts | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.rows = max(self.lanes, self._min_rows)
-        # Sizes between them would save less time than their steps take to compile.
-        self.prefill_sizes = sorted(
-            {self.bucket(1, self.prefill_lanes), self.bucket(self.prefill_lanes, self.prefill_lanes)}
-        )
+        self.prefill_sizes = self.buckets(self.prefill_lanes)
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self.blocks = self.row_arrays.blocks(self.context)
+        page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
+        self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
         self._idle_pool: RowPool | None = None
         self.queues: weakref.WeakSet[RequestQueue] = weakref.WeakSet()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
@@ -245,8 +247,30 @@ class Engine:
         return self.programs.settings
 
     def pages(self, rows: int) -> int:
-        """Return the pages of a pool of `rows` rows."""
-        return self.row_arrays.pages(rows, self.context)
+        """Return the pages of a pool of `rows` rows: of whole contexts, or fewer by `load(cache=)`."""
+        devices = self.placement.data
+        return devices * pool_pages(-(-rows // devices), self.blocks, self.page_limit)
+
+    @property
+    def cache_positions(self) -> int:
+        """Positions of the KV cache of a run, on all devices."""
+        return max(0, self.pages(self.rows) - self.placement.data) * KV_BLOCK
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Positions of a device's KV cache, if a sequence can need more; None if every sequence fits."""
+        limit = self.page_limit
+        return limit * KV_BLOCK if limit is not None and limit < self.blocks else None
+
+    @property
+    def head_drafts(self) -> int:
+        """Most positions behind the end of a sequence that drafts of the MTP head need."""
+        return self.draft_tokens if self._head else 0
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a text or prompt: the context, or the KV cache of a device if it is smaller."""
+        return self.context if self.cache_limit is None else min(self.context, self.cache_limit)
 
     @under_settings
     def new_rows(self, count: int) -> Rows:
@@ -273,7 +297,7 @@ class Engine:
     def bucket(self, count: int, limit: int) -> int:
         """Return the lanes of a step for `count` sequences.
 
-        A power of two for each device, limited.
+        For each device one of the sizes of `lane_bucket`, limited.
         """
         devices = self.placement.data
         return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
@@ -281,10 +305,6 @@ class Engine:
     def buckets(self, limit: int) -> list[int]:
         """Return all numbers of lanes of a step, at most `limit`."""
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
-
-    def prefill_size(self, count: int) -> int:
-        """Return the lanes of a prefill step for `count` sequences."""
-        return next(size for size in self.prefill_sizes if size >= count)
 
     def paged(self, shape: P) -> P:
         """Return a shape with the pages of this engine's pools."""
@@ -346,6 +366,8 @@ class Engine:
         Raises:
             IsolationError, AuditError, HloError: the step is refused (see `compile_step`); nothing has run.
         """
+        lengths = np.asarray(inputs.batch.lengths) if counts is None else counts
+        pool.row_pages.require(rows, np.where(lengths > 0, inputs.batch.positions + lengths + shape.mtp_drafts, 0))
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:

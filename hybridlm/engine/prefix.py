@@ -69,7 +69,7 @@ def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
     if not consumed:
         return nothing_consumed(engine.kind)
     pool = engine.borrow(engine.rows)
-    slot = pool.acquire()
+    slot = pool.acquire(len(consumed))
     (lane,), lane_map = pool.arrange([slot], engine.bucket(1, engine.lanes))
     owners = [slot if other == lane else None for other in range(len(lane_map.rows))]
     token = np.zeros(0)
@@ -83,7 +83,7 @@ def _compute(engine: Engine, consumed: tuple[int, ...]) -> Snapshot:
         token = engine.run(shape, pool, lane_map.rows, inputs, owners=owners, counts=counts).token
         engine.stats["prompt_tokens"] += len(part.tokens)
     snapshot = engine.moves.take(pool, slot, consumed, owner=slot)
-    pool.owner.release(slot)
+    pool.release(slot)
     engine.give_back(pool)
     engine.runner.forget(slot)
     if engine.runner.read(token)[lane] >= engine.vocab_size:

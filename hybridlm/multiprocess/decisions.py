@@ -130,9 +130,8 @@ class Broadcast(Decisions):
         """Wait for process 0's next message; drop objects that it dropped.
 
         Raises:
-            Disagreement: other dispatched steps than process 0.
-            MessageError: a damaged message.
-            ProcessLost: no answer.
+            Disagreement: this process has dispatched other steps than process 0, or the message is damaged.
+            ProcessLost: process 0 does not answer.
         """
         while True:
             message = self._messages.receive(self._things)

@@ -22,7 +22,7 @@ class ProcessLost(RuntimeError):
 
 
 class Disagreement(RuntimeError):
-    """Processes were about to run a step with different operands; no row was written."""
+    """Processes have different operands, or a message between them is damaged; no row was written."""
 
 
 def exit_peer_lost() -> None:

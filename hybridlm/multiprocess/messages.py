@@ -17,16 +17,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from hybridlm.multiprocess.environment import Disagreement
 from ir_passes.jaxpr.jax_private import coordination
 
 PART_BYTES = 1 << 20
 """Bytes of a part, far below gRPC's message limit."""
 _BLOCK = 256
 """Messages that are deleted together."""
-
-
-class MessageError(RuntimeError):
-    """A damaged or misplaced message."""
 
 
 class Message(NamedTuple):
@@ -79,7 +76,7 @@ class Messages:
         """Wait for the next message; `things` has the shared objects.
 
         Raises:
-            MessageError: damaged, or another number.
+            Disagreement: the message is damaged or has another number.
         """
         body, part, parts = b"", 0, 1
         while part < parts:
@@ -118,21 +115,21 @@ def from_part(number: int, part: int, data: bytes) -> tuple[bytes, int]:
     """Return a part's content and the number of parts.
 
     Raises:
-        MessageError: damaged, or other numbers.
+        Disagreement: the part is damaged, or has other numbers.
     """
     first, _, piece = data.partition(b"\n")
     head, _, checksum = first.rpartition(b" ")
     computed = f"{zlib.crc32(piece, zlib.crc32(head + b' ')):08x}"
     if checksum != computed.encode():
         expected = checksum[:8].decode(errors="replace")
-        raise MessageError(
+        raise Disagreement(
             f"message {number}, part {part}: checksum: expected {expected}, got {computed}; it was damaged"
         )
     found_number, found_part, parts = map(int, head.split())
     if found_number != number:
-        raise MessageError(f"message {number}: expected number {number}, got {found_number}; a message was lost")
+        raise Disagreement(f"message {number}: expected number {number}, got {found_number}; a message was lost")
     if found_part != part:
-        raise MessageError(f"message {number}: expected part {part}, got {found_part}")
+        raise Disagreement(f"message {number}: expected part {part}, got {found_part}")
     return piece, parts
 
 

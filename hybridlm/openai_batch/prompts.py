@@ -78,5 +78,5 @@ def _tokenized(item: str | list[int], where: str, inputs: Inputs, truncation: sl
     text = item if isinstance(item, str) else None
     if truncation is not None and len(kept_ids := ids[truncation]) < len(ids):
         ids, text = kept_ids, None
-    check_length(ids, where, inputs.context)
+    check_length(ids, where, inputs.context, inputs.cache)
     return TokenizedPrompt(ids, text)

@@ -158,6 +158,8 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         prompts = [chat_prompt(prompt, variables, effort, tools, inputs, truncation)]
     else:
         prompts = completion_prompts(prompt, inputs, truncation)
+    if max_tokens == inputs.context and inputs.cache is not None:  # a chat without a limit
+        max_tokens = inputs.room(prompts[0].token_ids)
     params = replace(sampling, max_tokens=max(max_tokens, 1), logprobs=top, prompt_logprobs=of_prompt)
     requests = inputs.requests([list(prompt.token_ids) for prompt in prompts], n, params)
     if max_tokens == 0:

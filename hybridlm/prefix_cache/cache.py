@@ -114,7 +114,7 @@ class PrefixCache:
         """
         cached, tokens = self.cached_length(prompt, None), tuple(prompt)
         for other in reading:
-            shared = min(common_length(tokens, other.request.prompt), len(tokens) - 1)
+            shared = min(common_length(tokens, other.prompt), len(tokens) - 1)
             meets = max((stop for stop in other.stops if stop <= shared), default=0)
             if shared - meets >= self._chunk and shared > other.consumed:
                 other.stops, meets = tuple(sorted({*other.stops, shared})), shared

@@ -1,7 +1,7 @@
 """Probes: reads and changes inside the model in one sequence, and inputs of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -80,6 +80,11 @@ class Probe:
 
     def one_by_one(self, length: int) -> bool:
         return all(self.stop(consumed, length) == consumed + 1 for consumed in range(length))
+
+    def reading_from(self, position: int) -> "Probe":
+        """Return the probe without reads before a position; its changes stay."""
+        runs = (range(max(run.start, position), run.stop) for run in self.runs)
+        return replace(self, runs=tuple(run for run in runs if run))
 
     def edits_after(self, consumed: int) -> list[Intervention]:
         """Return the changes of the state after `consumed` tokens."""

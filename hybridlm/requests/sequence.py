@@ -69,6 +69,10 @@ class Request:
     completed: int = 0
     probe: Probe | None = None
 
+    def positions(self, context: int) -> int:
+        """Return the KV cache positions at its end: of all tokens but the last one sampled."""
+        return min(len(self.prompt) + self.params.max_tokens, context) - 1
+
     @property
     def given(self) -> tuple[int, ...]:
         """The user's prompt."""
@@ -86,14 +90,24 @@ class ActiveSequence:
     Steps run one ahead of the tokens that have been read, so counts of dispatched and read tokens differ.
 
     Attributes:
-        consumed: tokens of its state once the dispatched steps have run.
-        slot: row; None while it waits and after its last step was dispatched.
+        prompt: tokens that are read before the next one is sampled: the prompt of the request, and after a preemption
+            what was generated before.
+        arrival: number of its arrival in the queue.
+        consumed: tokens that its state has seen once the dispatched steps have run.
+        slot: row of the sequence; None while the sequence waits and after its last step was dispatched.
         generated: tokens sampled and read.
-        grammar: tokens allowed next; None for all.
-        stops: prompt positions at which a step ends, because its state is cached there.
+        logprobs, top_logprobs: log-probabilities of these tokens, if requested.
+        finish_reason: why it ended; None while it is active.
+        drafting: drafts of the sequence; None without speculative decoding.
+        grammar: the tokens that its grammar or `allowed_token_ids` allow next; None for all.
+        stops: positions in its prompt at which a step ends in any case, because its state is cached there.
+        probe: reads that are left, and changes inside the model; None for none.
+        recorder: recorder of reads inside the model; None for none.
     """
 
     request: Request
+    prompt: tuple[int, ...] = field(init=False)
+    arrival: int = 0
     consumed: int = 0
     slot: Slot | None = None
     generated: list[int] = field(default_factory=list)
@@ -103,16 +117,36 @@ class ActiveSequence:
     drafting: "Drafting | None" = None
     grammar: TokenState | None = None
     stops: tuple[int, ...] = ()
+    probe: Probe | None = field(init=False)
     recorder: Recorder | None = None
+
+    def __post_init__(self) -> None:
+        self.prompt, self.probe = self.request.prompt, self.request.probe
+
+    def begin(self) -> None:
+        """Begin in an empty row, by reading the prompt; after a preemption with all generated tokens.
+
+        The next token is sampled as it would have been, because its random key has its position.
+        """
+        assert self.all_read, "the tokens of dispatched steps are part of the prompt"
+        self.prompt, self.consumed = (*self.request.prompt, *self.generated), 0
+        if self.generated and self.probe is not None:
+            self.probe = self.probe.reading_from(len(self.prompt) - 1)
+
+    @property
+    def all_read(self) -> bool:
+        """Whether the tokens of all dispatched steps have been read."""
+        return len(self.generated) == self.sampled
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place: the sequence with the least one joins first, and is preempted last."""
+        return -self.request.priority, self.arrival
 
     @property
     def shares_states(self) -> bool:
         """Whether its states depend on its tokens alone, for the prefix cache."""
         return self.probe is None or not self.probe.intervenes
-
-    @property
-    def probe(self) -> Probe | None:
-        return self.request.probe
 
     @property
     def output(self) -> list[int]:
@@ -123,15 +157,18 @@ class ActiveSequence:
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
-        return self.request.prompt[self.consumed : end]
+        return self.prompt[self.consumed : end]
 
     @property
     def prefilling(self) -> bool:
-        return self.consumed < len(self.request.prompt)
+        """Whether some of the prompt has not been consumed yet."""
+        return self.consumed < len(self.prompt)
 
     @property
     def sampled(self) -> int:
-        return max(0, self.consumed - len(self.request.prompt) + 1)
+        """Number of tokens that the dispatched steps sample."""
+        behind = self.consumed - len(self.request.prompt) + 1
+        return max(len(self.prompt) - len(self.request.prompt), behind)
 
     def remaining(self, context: int) -> int:
         """Return the tokens left to sample, by limit and context."""

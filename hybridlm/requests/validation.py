@@ -73,12 +73,23 @@ def to_token_ids(
     return tuple(ids)
 
 
-def check_length(ids: Sequence[int], where: str, context: int) -> None:
-    """Raise ValueError if token ids exceed the context; nothing is truncated."""
-    if len(ids) > context:
-        raise ValueError(
-            f"{where}: has {len(ids)} tokens, the context holds {context}; shorten it or load with a larger context"
-        )
+def check_length(ids: Sequence[int], where: str, context: int, cache: int | None = None) -> None:
+    """Check that token ids fit the context and the KV cache.
+
+    Args:
+        ids: token ids.
+        where: name of the item in messages.
+        context: maximum length of a sequence.
+        cache: positions of a device's KV cache; None if it holds a whole context.
+
+    Raises:
+        ValueError: more tokens than the context or the cache; nothing is truncated.
+    """
+    for size, name, option in ((context, "context", "context"), (cache, "KV cache of a device", "cache")):
+        if size is not None and len(ids) > size:
+            raise ValueError(
+                f"{where}: has {len(ids)} tokens, the {name} holds {size}; shorten it or load with a larger {option}"
+            )
 
 
 def check_settings(params: SamplingParams) -> None:

@@ -41,11 +41,6 @@ class RowArrays:
         grows = any(array.grows for array in jax.tree.leaves(self.model.state_arrays()))
         return kv_blocks(context) if grows else 0
 
-    def pages(self, rows: int, context: int) -> int:
-        """Return the pages for `rows` sequences of `context` tokens, and a null page for each device."""
-        blocks = self.blocks(context)
-        return self._placement.data + rows * blocks if blocks else 0
-
     def abstract(self, rows: int, pages: int) -> Rows:
         """ShapeDtypeStructs of a pool with as many rows, and pages of KV caches."""
 

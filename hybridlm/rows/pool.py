@@ -1,7 +1,8 @@
 """Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
 A sequence holds one row from its first token to its last. A step has any number of lanes up to the rows; each lane
-names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged.
+names its row. An idle lane names a row too, which no other lane of the step names; the step leaves it unchanged. The KV
+cache of a row is in pages, which it gets as its sequence grows.
 """
 
 from collections.abc import Container, Sequence
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from hybridlm.rows.pages import RowPages
 from hybridlm.steps.structure import Rows
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, frozen_copy
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, frozen_copy
 
 
 class RowsLost(RuntimeError):
@@ -40,13 +42,14 @@ class RowPool:
     Args:
         rows: the arrays.
         pages: pages of the KV caches, with a null page for each device; 0 without KV caches.
-        blocks: pages of a row.
+        blocks: most pages of a row: those of a whole context.
         devices: devices that rows and pages are split over, in equal parts of consecutive rows and pages.
 
     Attributes:
         size: rows.
         pages, blocks, devices: as given.
         owner: holder of each row.
+        row_pages: pages of each row.
     """
 
     def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
@@ -56,18 +59,66 @@ class RowPool:
         self.vacate()
 
     def vacate(self) -> None:
-        """Release all rows; their contents stay, and mean nothing."""
+        """Release all rows and pages; their contents stay, and mean nothing."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
+        self.row_pages = RowPages(self.size, self.pages, self.blocks, self.devices)
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
-    def acquire(self) -> Slot:
-        """Return a free row without consumed tokens; raises `SlotsExhausted` if all are held.
+    def devices_for(self, positions: int) -> list[int]:
+        """Return the devices with a free row and free pages for `positions` positions, most free rows first."""
+        pages = self.row_pages.needed(positions)
+        ready = [
+            device
+            for device in range(self.devices)
+            if self.owner.free_in(device) and self.row_pages.free_in(device) >= pages
+        ]
+        return sorted(ready, key=self.owner.free_in, reverse=True)
 
-        On several devices it is a row of the device with the most free rows.
+    def acquire(self, positions: int = 0, device: int | None = None) -> Slot:
+        """Return a free row without consumed tokens, with pages for its first `positions` positions.
+
+        Args:
+            positions: positions of the KV cache.
+            device: device of the row; None for the first of `devices_for`.
+
+        Raises:
+            SlotsExhausted: no device has both a free row and free pages.
         """
-        slot = self.owner.acquire()
+        if device is None and self.owner.free:
+            devices = self.devices_for(positions)
+            if not devices:
+                free = [self.row_pages.free_in(part) for part in range(self.devices)]
+                message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
+                raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
+            device = devices[0]
+        slot = self.owner.acquire(device)
         self.moved(slot, 0)
+        self.reserve(slot, positions)
         return slot
+
+    def reserve(self, slot: Slot, positions: int) -> None:
+        """Give a row the pages of its first `positions` positions; raises as `RowPages.reserve`."""
+        self.row_pages.reserve(self.rows_of([slot])[0], positions)
+
+    def can_reserve(self, slot: Slot, positions: int) -> bool:
+        """Whether the pages are free that `reserve` needs."""
+        (row,) = self.rows_of([slot])
+        return self.row_pages.missing(row, positions) <= self.row_pages.free_in(self.device_of(slot))
+
+    def release(self, slot: Slot) -> None:
+        """Give a row back, with its pages; raises `SlotError` if it was released before."""
+        (row,) = self.rows_of([slot])
+        self.owner.release(slot)
+        self.row_pages.release(row)
+
+    def device_of(self, slot: Slot) -> int:
+        """Return the number of the device that has a row."""
+        return self.rows_of([slot])[0] * self.devices // self.size
+
+    def check_integrity(self) -> None:
+        """Check that each row and each page is free or has one holder; raises `SlotError`."""
+        self.owner.check_integrity()
+        self.row_pages.check_integrity(self.owner.held)
 
     def rows_of(self, slots: Sequence[Slot]) -> list[int]:
         """Return the row numbers of distinct live slots; raises `SlotError` if they are not."""
@@ -120,23 +171,11 @@ class RowPool:
 
     def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
         """Return the page table of these rows, null pages for unused ones; None without KV caches."""
-        if not self.pages:
-            return None
-        table = np.zeros((len(lane_rows), self.blocks), np.int32)
-        for lane, row in enumerate(lane_rows):
-            if row in used:
-                table[lane] = self._pages_of(row % (self.size // self.devices))
-        return frozen_copy(table)
+        return self.row_pages.table(lane_rows, [row in used for row in lane_rows])
 
     def page(self, slot: Slot, block: int) -> int:
-        """Return the number in the pool of a row's page of a block of positions."""
-        row, part_rows = self.rows_of([slot])[0], self.size // self.devices
-        return row // part_rows * (self.pages // self.devices) + self._pages_of(row % part_rows)[block]
-
-    def _pages_of(self, local_row: int) -> range:
-        """Return the pages of a row, on its device."""
-        first = 1 + local_row * self.blocks
-        return range(first, first + self.blocks)
+        """Return the number in the pool of a row's page of a block of positions; raises SlotError without one."""
+        return self.row_pages.page(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
         """Return row numbers by device, in the given order."""

@@ -68,7 +68,7 @@ def compared_ids(model: TextModel, other: TextModel, item: Any, where: str) -> t
     if isinstance(item, str) and len(tokenizers) > 1:
         raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
     ids = model.inputs.encode(item, where)
-    check_length(ids, where, other.engine.context)
+    check_length(ids, where, other.engine.context, other.engine.cache_limit)
     return ids
 
 

@@ -78,18 +78,22 @@ class ScoringQueue(Generic[T]):
     def __bool__(self) -> bool:
         return self._left > 0
 
-    def take(self) -> T | None:
-        """Return the next text or prefix; None if all wait for prefixes in lanes."""
+    def take(self, fits: Callable[[T], Sequence[int]]) -> T | None:
+        """Return the next text or prefix; None if no device has room for it, or if all wait for prefixes in lanes.
+
+        Args:
+            fits: text -> devices with a row and pages for it.
+        """
+        following = self._texts
         if not (self._texts and self._texts[0].parent is not None) and self._prefixes:
             room = self._most - self._held - (self._prefixes[0].parent is None)
             if room > 0:
-                self._held += 1
-                self._left -= 1
-                return self._prefixes.popleft()
-        if not self._texts:
+                following = self._prefixes
+        if not following or not fits(following[0]):
             return None
+        self._held += following is self._prefixes
         self._left -= 1
-        return self._texts.popleft()
+        return following.popleft()
 
     def begun(self, text: T) -> None:
         """Release a shared prefix's state after its last child, `text`, has copied it."""
@@ -211,11 +215,25 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
     return all(text is None or text.width(widths) == widths[0] for text in lanes)
 
 
+def devices_for(models: Models, text: QueuedText) -> list[int]:
+    """Return the devices with a row and pages for all positions of a text in each model, most free rows first.
+
+    Without any text in the lanes there is one: longer texts have been refused.
+    """
+    devices, *others = (pool.devices_for(copy.end) for (_, pool), copy in zip(models, text.copies, strict=True))
+    ready = [device for device in devices if all(device in other for other in others)]
+    return ready if models[0][1].owner.held else ready or [0]
+
+
 def enter(models: Models, text: QueuedText) -> int:
-    """Acquire a row of each model, restore its state, and return the lane."""
-    lanes = set[int]()
+    """Acquire a text's row of each model, restore its state, and return its lane.
+
+    Raises:
+        SlotsExhausted: a row or pages are missing.
+    """
+    lanes, (device, *_) = set[int](), devices_for(models, text)
     for (engine, pool), copy in zip(models, text.copies, strict=True):
-        copy.slot = pool.acquire()
+        copy.slot = pool.acquire(copy.end, device)
         if copy.start is not None:
             copy.consumed = engine.moves.restore(copy.start, pool, copy.slot, copy.tokens, owner=copy)
         lanes.update(pool.rows_of([copy.slot]))
@@ -233,6 +251,6 @@ def leave(models: Models, text: QueuedText) -> None:
             copy.snapshot = engine.moves.take(pool, copy.slot, copy.tokens[:-1], owner=copy, cached=spans)
             # Each restore adds the whole prefix to the statistic, but it was computed once.
             engine.stats["prefix_tokens_saved"] -= copy.consumed
-        pool.owner.release(copy.slot)
+        pool.release(copy.slot)
         copy.slot = None
         engine.runner.forget(copy)

@@ -7,6 +7,7 @@ step run first, so that all lanes of a step are in use.
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -19,7 +20,17 @@ from hybridlm.requests.finite import require_finite
 from hybridlm.requests.results import Score
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.scoring.distributions import Question
-from hybridlm.scoring.queue import Models, Questions, ScoringQueue, TextPart, enter, leave, may_begin, widest_step
+from hybridlm.scoring.queue import (
+    Models,
+    Questions,
+    ScoringQueue,
+    TextPart,
+    devices_for,
+    enter,
+    leave,
+    may_begin,
+    widest_step,
+)
 from hybridlm.scoring.text import ScoredText, T, keep, restored
 from hybridlm.steps.operands import Batch, Chosen, Feed, StepInputs
 
@@ -183,10 +194,11 @@ def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probin
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
     _, lane_map = pool.arrange((), pool.size)  # a row for each lane
+    fits = partial(devices_for, models)
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
-        while begins and pool.owner.free and (text := waiting.take()) is not None:
+        while begins and pool.owner.free and (text := waiting.take(fits)) is not None:
             if probing is not None and text.probe is not None and text.index is not None:
                 capacity = len(text.probe.read_in(0, len(text.tokens)))
                 text.recorder = probing.recorder(text.probe, text.index, capacity)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hybridlm.devices.placement import bytes_on_a_device
+from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.memory import format_bytes, pool_rows
+from hybridlm.engine.memory import format_bytes
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
@@ -78,9 +79,11 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     weights = engine.parameters_on_a_device[1]
 
     def rows(lanes: int, context: int) -> int:
-        devices = engine.placement.data
-        row = bytes_on_a_device(engine.row_arrays.abstract(devices, devices * engine.row_arrays.blocks(context)))
-        return pool_rows(lanes // devices, engine.prefill_lanes // devices) * row
+        devices, blocks, total = engine.placement.data, engine.row_arrays.blocks(context), 0
+        for count in (lanes, min(lanes, engine.prefill_lanes)):
+            pages = devices * pool_pages(count // devices, blocks, engine.page_limit)
+            total += bytes_on_a_device(engine.row_arrays.abstract(count, pages))
+        return total
 
     row_bytes = rows(engine.lanes, engine.context)
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)

@@ -137,19 +137,27 @@ class SlotOwner:
             return sum(map(len, self._free))
 
     @property
-    def held(self) -> int:
-        """Number of rows that have a holder."""
+    def held(self) -> list[int]:
+        """Rows that have a holder, in ascending order."""
         with self._lock:
-            return len(self._held)
+            return sorted(self._held)
 
-    def acquire(self) -> Slot:
+    def free_in(self, part: int) -> int:
+        """Return the number of rows of a part that can be acquired."""
+        with self._lock:
+            return len(self._free[part])
+
+    def acquire(self, number: int | None = None) -> Slot:
         """Take a free row. It still holds the previous tenant's state: begin from zero state.
+
+        Args:
+            number: of the part; None for the part with the most free rows.
 
         Raises:
             SlotsExhausted: all rows are held; the message has the numbers of rows and of tokens lost without release.
         """
         with self._lock:
-            part = max(self._free, key=len)
+            part = max(self._free, key=len) if number is None else self._free[number]
             if not part:
                 lost = self._lost()
                 message = (

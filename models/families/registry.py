@@ -23,6 +23,7 @@ from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
 from models.families.state_spaces import original_family
 from models.families.wrappers import TEXT_CONFIGS, WRAPPERS, wrapper_of
+from models.families.zamba2 import ZAMBA2
 
 FAMILIES = (
     QWEN3_NEXT,
@@ -41,6 +42,7 @@ FAMILIES = (
     BAMBA,
     FALCON_H1,
     OLMO_HYBRID,
+    ZAMBA2,
 )
 
 

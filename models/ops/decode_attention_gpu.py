@@ -137,7 +137,9 @@ def decode_attention_kernel(
     from jax.experimental import pallas as pl  # takes a while to import
 
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
-    lane, head, part, blocks = pl.program_id(0), pl.program_id(1), pl.program_id(2), table.shape[1] * KV_BLOCK // block
+    lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    in_page = KV_BLOCK // block
+    blocks = table.shape[1] * in_page
     rows, count = limit.shape[0], padded_rows(limit.shape[0])
     row = lax.broadcasted_iota(jnp.int32, (count,), 0)
     real, source = row < rows, jnp.minimum(row, rows - 1)
@@ -151,9 +153,9 @@ def decode_attention_kernel(
     def turn(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         top, total, weighted = carry
         # The loop stays within this bound; the proof needs it.
-        first = jnp.clip(index * parts + part, 0, blocks - 1) * block
-        page, place = table[lane, lax.div(first, KV_BLOCK)], lax.rem(first, KV_BLOCK)
-        position = first + lax.broadcasted_iota(jnp.int32, (block,), 0)
+        number = jnp.clip(index * parts + part, 0, blocks - 1)
+        page, place = table[lane, lax.div(number, in_page)], lax.rem(number, in_page) * block
+        position = number * block + lax.broadcasted_iota(jnp.int32, (block,), 0)
         cuts = zip(starts, sizes, strict=True)
         keys = [key[page, head, pl.ds(place, block), pl.ds(begin, size)] for begin, size in cuts]
         values = keys[0] if value is key else value[page, head, pl.ds(place, block), pl.ds(0, value_size)]

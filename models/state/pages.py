@@ -35,7 +35,7 @@ def token_places(
     block = lax.div(positions, jnp.int32(KV_BLOCK))
     page = jnp.take_along_axis(table, block, axis=1, mode="clip")
     past = pages + jnp.arange(positions.size, dtype=jnp.int32).reshape(positions.shape)
-    written = valid & (block < table.shape[1]) & (page > 0)
+    written = valid & (positions >= 0) & (block < table.shape[1]) & (page > 0)
     return jnp.where(written, page, past), lax.rem(positions, jnp.int32(KV_BLOCK))
 
 

@@ -103,16 +103,16 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
     for count in (7, 40):
         lm.generate([prompt[:count]], **SETTINGS)
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(len(prompt))
     assert engine.prefix_cache is not None
     with engine.prefix_cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.spans[:2] and snapshot.spans[1].first == 1
         first = snapshot.spans[0].buffer
         first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
-    for part, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
-        if part.positions is not None:
-            assert np.isfinite(np.moveaxis(np.asarray(leaf), part.positions + 1, 1)[0][: len(prompt)]).all()
+    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if one.positions is not None:
+            assert np.isfinite(np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[1][: len(prompt)]).all()
 
 
 @pytest.mark.long

@@ -168,15 +168,20 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
         return run(shape, pool, *args, **about)
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
-        used = stepped[-1].owner._held
-        free = np.array([row not in used for row in range(len(owners))])
-        where = lambda leaf: free.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        pool, pages = stepped[-1], stepped[-1].row_pages.owner
+        assert pages is not None
+        free_rows = np.array([row not in pool.owner._held for row in range(pool.size)])
+        free_pages = np.array([page not in pages._holders for page in range(pool.pages)])
+        assert len(free_rows) != len(free_pages)
+        free = {len(part): part for part in (free_rows, free_pages)}
+        where = lambda leaf: free[len(leaf)].reshape((-1,) + (1,) * (leaf.ndim - 1))
         return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
 
     def full_of_nan() -> None:
         pool = engine.borrow(engine.rows)
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        engine.give_back(RowPool(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))))
+        pool.put(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        engine.give_back(pool)
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)
@@ -263,7 +268,7 @@ def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> 
                 assert str(raised.value).count("expected") == 1, "of nothing else"
             pool = text_lm.engine.new_pool(1)
             with pytest.raises(hybridlm.SnapshotError, match=message):
-                text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(), [*prefix.token_ids, 5], owner=None)
+                text_lm.engine.moves.restore(other.snapshot, pool, pool.acquire(10), [*prefix.token_ids, 5], owner=None)
         assert text_lm.stats["steps"] == steps
 
 
@@ -279,7 +284,7 @@ def test_the_epoch_of_a_state_is_compared_with_nothing(text_lm: hybridlm.LM) -> 
 def test_a_state_is_not_restored_for_other_tokens(text_lm: hybridlm.LM) -> None:
     engine, snapshot = text_lm.engine, text_lm.prefix(IDS[:9]).snapshot
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(9)
     assert engine.moves.restore(snapshot, pool, slot, IDS[:9], owner=None) == 8 == pool.consumed(slot)
     with pytest.raises(hybridlm.SnapshotError, match="position 8 was made from other tokens"):
         engine.moves.restore(snapshot, pool, slot, [4, *IDS[1:9]], owner=None)

@@ -126,13 +126,14 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
     cached.generate([prompt], **FREE)
     assert engine.moves.bytes_of(3 + KV_BLOCK, 3) == engine.moves.state_bytes + engine.moves.span_bytes
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(engine.context)
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and [(span.first, span.count) for span in snapshot.spans] == [(0, 3), (0, CHUNK)]
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
-    for part, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
-        if part.positions is not None:
-            row = np.moveaxis(np.asarray(leaf), part.positions + 1, 1)[0]
+    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if one.positions is not None:
+            pages = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[1:]  # behind the null page, in their order
+            row = pages.reshape((-1, *pages.shape[2:]))
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 
@@ -228,7 +229,7 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
     engine, cache, prompt = cached.engine, cache_of(cached), new(140)
     cached.generate([prompt], **FREE)
     pool = engine.new_pool(1)
-    slot = pool.acquire()
+    slot = pool.acquire(engine.context)
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1
         label, spans = snapshot.label, snapshot.spans

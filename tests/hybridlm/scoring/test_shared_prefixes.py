@@ -80,7 +80,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, l
     states: set[ScoredText] = set()
     indices = []
     while queue or alive:
-        while len(alive) < lanes and (text := queue.take()) is not None:
+        while len(alive) < lanes and (text := queue.take(lambda text: [0])) is not None:
             assert text.parent is None or text.parent in states
             queue.begun(text)
             if text.parent is not None and not text.parent.children:

@@ -57,7 +57,7 @@ def token_share(counts: Sequence[int], widths: tuple[int, ...]) -> float:
     while queue or any(lanes):
         if may_begin(lanes, widths):
             for lane in range(LANES):
-                lanes[lane] = lanes[lane] or queue.take()
+                lanes[lane] = lanes[lane] or queue.take(lambda text: [0])
         width, active = widest_step(lanes, widths)
         places += LANES * width
         for lane, text in enumerate(active):

@@ -252,7 +252,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def conserved(self) -> None:
         self.owner.check_integrity()
-        assert (self.owner.free, self.owner.held) == (6 - len(self.rows), len(self.rows))
+        assert (self.owner.free, len(self.owner.held)) == (6 - len(self.rows), len(self.rows))
 
 
 TestMachine = Machine.TestCase

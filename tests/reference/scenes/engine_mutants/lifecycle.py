@@ -15,7 +15,7 @@ from ir_passes.host.slot_owner import Slot, SlotOwner
 def row_by_request_number(patch: pytest.MonkeyPatch) -> None:
     numbers = itertools.count()
 
-    def by_number(self: SlotOwner) -> Slot:
+    def by_number(self: SlotOwner, number: int | None = None) -> Slot:
         return self._issue(next(numbers) % self.size)
 
     patch.setattr(SlotOwner, "acquire", by_number)

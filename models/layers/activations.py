@@ -10,7 +10,7 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 MIN_EXPONENT = -80.0
-"""Clip for exponents against overflow in derivatives; below it silu is 0 to 33 decimals."""
+"""Clip for exponents, against overflow in derivatives."""
 
 
 def silu(x: Array) -> Array:

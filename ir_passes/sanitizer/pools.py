@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.entries import Opaque, PageTable, Pool, SlotMap
+from ir_passes.contract.entries import Opaque, PageTable, Pool
 from ir_passes.contract.opaque import donors, lengths_of, maps_of
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir

@@ -101,7 +101,10 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
     whole, each = demands
     assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (whole.lanes, whole.scoring) == (8, 4)
-    assert (each.row, each.page) == (whole.row, whole.page) and whole.weights // 4 - 64 <= each.weights <= whole.weights // 4
+    assert (each.row, each.page) == (
+        whole.row,
+        whole.page,
+    ) and whole.weights // 4 - 64 <= each.weights <= whole.weights // 4
     monkeypatch.undo()
     memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
     assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3

@@ -1,4 +1,4 @@
-"""Stable names for model families in other packages (docs/adding-a-family.md).
+"""Stable names for model families of other packages (docs/adding-a-family.md).
 
 A distribution names its families in the entry-point group `hybridlm.families`; every process and command reads it.
 """

@@ -21,7 +21,6 @@ LoadProgress = Callable[[int, int, str], None]
 
 @contextmanager
 def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progress | None]:
-    """Show a bar of these columns; yield None without a bar."""
     if not (sys.stderr.isatty() if show is None else show):
         yield None
         return
@@ -33,11 +32,7 @@ def progress_bar(show: bool | None, *columns: ProgressColumn) -> Iterator[Progre
 
 @contextmanager
 def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
-    """Show a bar over the bytes of parameters, or None.
-
-    Args:
-        show: None shows it if standard error is a terminal.
-    """
+    """Show a bar over bytes of parameters (None: on a terminal)."""
     columns = (
         TextColumn("loading"),
         BarColumn(),
@@ -56,13 +51,7 @@ def load_progress(show: bool | None) -> Iterator[LoadProgress | None]:
 
 @contextmanager
 def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar over completed prompts; yield the function that takes their number.
-
-    Args:
-        show: None shows it if there are more prompts than lanes and standard error is a terminal.
-        total: number of prompts.
-        lanes: most sequences in a batch.
-    """
+    """Show a bar over prompts (None: for more prompts than lanes, on a terminal); yield its update."""
     if show is None and total <= lanes:
         show = False
     with counting_progress(show, "generating", total) as update:
@@ -71,13 +60,7 @@ def request_progress(show: bool | None, total: int, lanes: int) -> Iterator[Call
 
 @contextmanager
 def counting_progress(show: bool | None, description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar over items; yield its update (number of finished items, last name).
-
-    Args:
-        show: None shows it if standard error is a terminal.
-        description: description of the items.
-        total: number of items.
-    """
+    """Show a bar over items (None: on a terminal); yield its update (number of finished items, last name)."""
     name = TextColumn("{task.fields[name]}")
     with progress_bar(
         show, TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name

@@ -1,4 +1,4 @@
-"""The audit of a compiled program, and the program to compile if XLA copies a pool."""
+"""Audit of a compiled program, and the program to compile if XLA copies a pool."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,11 +23,7 @@ _COPIES = {FindingKind.NOT_IN_PLACE, FindingKind.POOL_COPY, FindingKind.SECOND_P
 
 
 def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, options: Mapping[str, Any]) -> Audit:
-    """Return the audit of a program with its faults.
-
-    Raises:
-        HloError: XLA's program cannot be read, and `certify` is "error".
-    """
+    """Return the audit of a program; raises HloError for an unreadable one if `certify` is "error"."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
@@ -39,11 +35,7 @@ def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, op
 
 
 def required(result: Audit, certify: Certify) -> Audit:
-    """Return an audit without faults; with `certify="warn"` warn of its faults.
-
-    Raises:
-        AuditError: there are faults, and `certify` is "error".
-    """
+    """Return an audit without faults; warn, or raise AuditError if `certify` is "error"."""
     if certify == "error" and result.report is not None:
         result.report.require()
     warn(result.faults)
@@ -51,12 +43,11 @@ def required(result: Audit, certify: Certify) -> Audit:
 
 
 def has_copies(result: Audit) -> bool:
-    """Whether an audit finds a pool that is not written in place."""
     return result.report is not None and any(finding.kind in _COPIES for finding in result.report.findings)
 
 
 def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
-    """Return the step with writes after earlier reads; None if the pass changes nothing or its result is not proved."""
+    """Return the step with writes after earlier reads; None for no change or no proof."""
     proved = step.proved
     if not proved.passes:
         return None

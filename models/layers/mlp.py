@@ -19,15 +19,13 @@ from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
 Activation = Literal["swiglu", "geglu", "relu2"]
-"""SwiGLU, `silu(gate) * up`, and GEGLU, `gelu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a
-gate (arXiv:2109.08668)."""
+"""SwiGLU and GEGLU (arXiv:2002.05202), or squared ReLU without a gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
     """A layer without state between steps."""
 
     def state_arrays(self) -> None:
-        """Return None: there is no state."""
         return None
 
 
@@ -43,7 +41,7 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: of the sharded layer; the width is local.
+        devices: the width is local.
     """
 
     width: int
@@ -53,11 +51,10 @@ class MlpConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
-        """Return the config of one device: its columns (tensor parallel)."""
+        """Return one device's config: its columns (tensor parallel)."""
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
-        """Build the MLP, for a residual stream of width `hidden`."""
         return Mlp(self, hidden, rngs)
 
 
@@ -73,7 +70,7 @@ class Mlp(Stateless):
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
-        """Return the output for rows, or this device's part of it."""
+        """Return the output, or this device's part of it."""
         c, down = self.config, self.down_proj[...]
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))

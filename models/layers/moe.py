@@ -24,13 +24,13 @@ class MoeConfig:
     """Sizes of a mixture of experts.
 
     Attributes:
-        router: choice of experts.
-        width: width of each expert (`moe_intermediate_size`).
-        shared_width: width of the shared expert, 0 without one.
-        shared_gate: the shared expert's output is multiplied by the sigmoid of a learned projection of the token.
-        activation: of the routed experts and the shared expert.
-        latent: width of a projection of the token, the input of the routed experts; None for the token.
-        devices: of the sharded layer; the widths are local. The router chooses among the experts of all devices.
+        router: of experts.
+        width: of each expert (`moe_intermediate_size`).
+        shared_width: of the shared expert, or 0.
+        shared_gate: multiply the shared expert's output by the sigmoid of a learned projection of the token.
+        activation: of all experts.
+        latent: width of a projection of the token for routed experts; None for the token.
+        devices: widths are local; the router chooses among all experts.
     """
 
     router: RouterConfig
@@ -43,26 +43,25 @@ class MoeConfig:
 
     @property
     def local_experts(self) -> int:
-        """Number of experts of each device (expert parallel)."""
+        """Experts of each device (expert parallel)."""
         return self.router.experts // self.devices.expert
 
     def shard(self, devices: Devices) -> "MoeConfig":
-        """Return the config of one device: its experts and columns."""
+        """Return one device's config: its experts and columns."""
         experts = ShardedSize("RouterConfig.experts", self.router.experts, EXPERT)
         return shard_config(self, devices, "width", "shared_width", others=(experts,))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Moe":
-        """Build the mixture of experts, for a residual stream of width `hidden`."""
         return Moe(self, hidden, rngs)
 
 
 class Moe(Stateless):
     """Weighted sum of the chosen experts' outputs, plus the shared expert's.
 
-    The experts' matrices are `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate,
-    and `down_proj` [expert, in, width].
+    Matrices: `gate_up_proj` [expert, gate rows then up rows, in] with SwiGLU, `up_proj` without a gate, `down_proj`
+    [expert, in, width].
 
-    Expert parallel: each device along `expert` computes its experts' outputs for every token.
+    Each device along `expert` computes its experts for every token.
     """
 
     summed_over = (EXPERT, MODEL)
@@ -86,7 +85,6 @@ class Moe(Stateless):
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
     def sites(self) -> dict[str, int]:
-        """Return the number of routed experts."""
         return {"expert": self.config.router.experts}
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

@@ -21,9 +21,8 @@ def rms_norm(
     """Return `x * rsqrt(mean(x^2) + eps) * weight` over the last dimension (RMSNorm, arXiv:1910.07467).
 
     Args:
-        x, weight: the shard of this device.
-        devices: of the model.
-        group_devices: number of adjacent devices along `model` with equal shards of the last dimension.
+        x, weight: shards.
+        group_devices: adjacent devices along `model` with equal shards.
     """
     mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
@@ -32,7 +31,7 @@ def rms_norm(
 class RMSNorm(nnx.Module):
     """RMS norm with a learned weight; `offset` 1 for checkpoints with weights minus one.
 
-    With `sharded`, it is one norm over the values of all devices.
+    `sharded`: one norm over all devices.
     """
 
     def __init__(

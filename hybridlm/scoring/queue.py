@@ -84,7 +84,9 @@ class ScoringQueue(Generic[T]):
         return self._left > 0
 
     def take(self, fits: Callable[[T], Sequence[int]]) -> T | None:
-        """Return the next text or prefix; None if no device has room for it, or if all wait for prefixes in lanes.
+        """Return the next text or prefix; None if no device has room for it.
+
+        None, too, if all wait for prefixes in lanes.
 
         Args:
             fits: text -> devices with a row and pages for it.
@@ -230,7 +232,7 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
 
 
 def devices_for(models: Models, text: QueuedText) -> list[int]:
-    """Return the devices with a row and pages for all positions of a text in each model, most free rows first.
+    """Return the devices with a row and pages for a text in each model.
 
     Without any text in the lanes there is one: longer texts have been refused.
     """

@@ -231,6 +231,16 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
     return all(text is None or text.width(widths) == widths[0] for text in lanes)
 
 
+def max_held(engine: Engine, lanes: int) -> int:
+    """Return the maximum number of states of shared prefixes.
+
+    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
+    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
+    on texts and settings alone.
+    """
+    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
+
+
 def devices_for(models: Models, text: QueuedText) -> list[int]:
     """Return the devices with a row and pages for a text in each model.
 

@@ -30,6 +30,7 @@ from hybridlm.scoring.queue import (
     devices_for,
     enter,
     leave,
+    max_held,
     may_begin,
     widest_step,
 )
@@ -196,16 +197,6 @@ def prefilled(
     finally:
         for engine, pool in models:
             engine.give_back(pool)
-
-
-def max_held(engine: Engine, lanes: int) -> int:
-    """Return the maximum number of states of shared prefixes.
-
-    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
-    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
-    on texts and settings alone.
-    """
-    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
 
 
 def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None) -> Iterator[T]:

@@ -1,9 +1,8 @@
 """Scoring: log-probabilities of texts (prompt logprobs).
 
-Texts are prefilled in a pool with a row for each lane.
-
-The widths of a text's steps follow from the number of its tokens. Texts of about the same length share the lanes; the
-lanes with the widest next step run first, so that all lanes of a step are in use.
+Texts are prefilled in a pool with a row for each lane. The widths of a text's steps follow from the number of its
+tokens. Texts of about the same length share the lanes; the lanes with the widest next step run first, so that all lanes
+of a step are in use.
 """
 
 from collections import deque
@@ -205,11 +204,10 @@ def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probin
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
     _, lane_map = pool.arrange((), pool.size)  # a row for each lane
-    fits = partial(devices_for, models)
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
-        while begins and pool.owner.free and (text := waiting.take(fits)) is not None:
+        while begins and pool.owner.free and (text := waiting.take(partial(devices_for, models))) is not None:
             if probing is not None and text.probe is not None and text.index is not None:
                 capacity = len(text.probe.read_in(0, len(text.tokens)))
                 text.recorder = probing.recorder(text.probe, text.index, capacity)

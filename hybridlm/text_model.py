@@ -158,7 +158,7 @@ class TextModel:
         probing: TextProbing | None = None,
         full_lanes: bool = False,
     ) -> list[Score]:
-        """Return the scores of texts, in order and unchecked; arguments as for `hybridlm.scoring.scorer.score`."""
+        """Return the scores of texts, in order and unchecked; arguments as for `hybridlm.scoring.scorer.scores`."""
         began = time.perf_counter()
         with nullcontext() if probing is None else probing:
             computed = scores(self.engine, ids, top, prefix, question, probing, full_lanes)

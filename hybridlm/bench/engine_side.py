@@ -19,18 +19,15 @@ WARM_UP = 5
 
 
 class EngineSide:
-    """`lanes` sequences with prompts of `prompt` tokens; the next token is the most likely one.
+    """Greedy decoding of `lanes` sequences with prompts of `prompt` tokens.
 
-    Steps are the steps of the engine: tokens are copied to the host while the next step runs, which has been
-    dispatched before and takes them from the rows.
+    Engine steps: tokens are copied to the host while the next step, which takes them from the rows, runs.
 
     Attributes:
-        name: "hybridlm", or another where several models are measured.
-        program: the decode step.
-        reading, scoring: the steps that prefill a chunk of each prompt, and that score a chunk of each text.
-        rows: states of the sequences; each step consumes them.
-        position: number of tokens of each sequence.
-        last: the tokens that were brought to the host last, int32 [lanes].
+        reading, scoring: steps for a chunk of each prompt, and of each text.
+        rows: consumed by each step.
+        position: tokens of each sequence.
+        last: newest tokens on the host, int32 [lanes].
     """
 
     name = "hybridlm"
@@ -73,10 +70,7 @@ class EngineSide:
         return out
 
     def decode(self, steps: int) -> list[float]:
-        """Return the seconds of each decode step of all lanes.
-
-        Their sum is the time from the begin to the last token on the host.
-        """
+        """Return the seconds of each decode step of all lanes, up to the last token on the host."""
         if self.position + steps > self._engine.context:
             self._start()
         ends = [time.perf_counter()]
@@ -90,7 +84,7 @@ class EngineSide:
         return [end - begin for begin, end in pairwise(ends)]
 
     def prefill(self, tokens: int) -> float:
-        """Return the seconds to prefill one prompt of `tokens` tokens in every lane."""
+        """Return the seconds to prefill `tokens` tokens in every lane."""
         self.position = 0
         prompts = random_tokens(self.lanes, tokens, self._lm.config.vocab_size)
         start = time.perf_counter()
@@ -115,7 +109,7 @@ class EngineSide:
         return time.perf_counter() - start
 
     def engine_steps(self, steps: int) -> list[float]:
-        """Return the seconds between successive steps of `generate`: program and host together."""
+        """Return the seconds between steps of `generate`: program and host together."""
         prompts = self._tokens[:, : max(1, self._engine.context - steps - 1)].tolist()
         ends = []
         for i, _ in enumerate(self._lm.stream(prompts, max_tokens=steps + 1, ignore_eos=True)):

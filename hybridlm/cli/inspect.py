@@ -111,10 +111,7 @@ def _list_weights(model: str) -> None:
     total = numbers = wrong = 0
     for weight in track(stored_weights(checkpoint), "reading", len(list(checkpoint.names)), transient=True):
         total, numbers, wrong = total + weight.bytes, numbers + math.prod(weight.shape), wrong + weight.not_finite
-        cells = (
-            ("", "") if weight.health is None else (f"{weight.health.zero_rows:,}", f"{weight.health.clipped_groups:,}")
-        )
-        zero, clipped = cells
+        zero, clipped = ("" if count is None else f"{count:,}" for count in (weight.zero_rows, weight.clipped_groups))
         bits = 8 * weight.bytes / max(math.prod(weight.shape), 1)
         shape = " x ".join(map(str, weight.shape))
         row = (

@@ -1,6 +1,6 @@
 """Answers to requests: all prompts are read together, their common prefixes once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,6 @@ class Decider:
     read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[ReadText]]
     context: int
     cache: int | None = None
-
-    @property
-    def temperature(self) -> Mapping[str, float]:
-        """Divisors of the scores, by the type of the question."""
-        return self.prompts.settings.temperature
 
     def encode(self, request: Any) -> list[Prompt]:
         """Return the prompts of a request that the model can answer.
@@ -76,6 +71,7 @@ class Decider:
         prompts = [prompt for request_prompts in requests for prompt in request_prompts]
         texts = iter(self.read([prompt.token_ids for prompt in prompts], [prompt.places for prompt in prompts]))
         results: list[Answers | int] = []
+        temperature = self.prompts.settings.temperature
         for request in requests:
             answers, wrong = Answers(), None
             for prompt in request:
@@ -84,7 +80,7 @@ class Decider:
                 for vector, question, place in zip(text.vectors, prompt.questions, prompt.places, strict=True):
                     with np.errstate(all="ignore"):  # checked below
                         scores = self.head.scores(vector, question)
-                        answer = answer_of(question, scores, self.temperature.get(question.type, 1.0))
+                        answer = answer_of(question, scores, temperature.get(question.type, 1.0))
                     if wrong is None and not np.isfinite(list(answer.probabilities.values())).all():
                         wrong = place
                     answers[question.name] = answer

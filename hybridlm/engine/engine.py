@@ -100,7 +100,7 @@ class Engine:
         blocks: pages of a sequence of `context` tokens; 0 for a model without KV caches.
         page_limit: most pages of a pool on each device by `load(cache=)`; None for those of all rows.
         prefill_lanes: maximum lanes of a prefill or scoring step.
-        prefill_sizes: lanes of prefill steps, for one sequence and for all.
+        prefill_sizes: possible numbers of lanes of prefill steps.
         row_arrays: makes the arrays of rows.
         runner: runs the steps, and reads their outputs.
         stats: counters of steps and tokens.
@@ -150,10 +150,7 @@ class Engine:
         self.finished: FinishedTexts | None = None
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.rows = max(self.lanes, self._min_rows)
-        # Sizes between them would save less time than their steps take to compile.
-        self.prefill_sizes = sorted(
-            {self.bucket(1, self.prefill_lanes), self.bucket(self.prefill_lanes, self.prefill_lanes)}
-        )
+        self.prefill_sizes = self.buckets(self.prefill_lanes)
         cache_dtype = dtype_of_caches(self.dtype, placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self.blocks = self.row_arrays.blocks(self.context)
@@ -300,7 +297,7 @@ class Engine:
     def bucket(self, count: int, limit: int) -> int:
         """Return the lanes of a step for `count` sequences.
 
-        A power of two for each device, limited.
+        For each device one of the sizes of `lane_bucket`, limited.
         """
         devices = self.placement.data
         return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
@@ -308,10 +305,6 @@ class Engine:
     def buckets(self, limit: int) -> list[int]:
         """Return all numbers of lanes of a step, at most `limit`."""
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})
-
-    def prefill_size(self, count: int) -> int:
-        """Return the lanes of a prefill step for `count` sequences."""
-        return next(size for size in self.prefill_sizes if size >= count)
 
     def paged(self, shape: P) -> P:
         """Return a shape with the pages of this engine's pools."""

@@ -21,7 +21,7 @@ from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing
 from hybridlm.engine.speculation import Speculation
-from hybridlm.engine.widths import cheapest_width
+from hybridlm.engine.widths import cheapest_step
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
@@ -33,7 +33,7 @@ from ir_passes.host.slot_owner import Slot, SlotError, SlotFault
 
 MAX_PREFILL_RUN = 8
 """Consecutive prefill steps after which decoding sequences get a step."""
-SHRINK_PLACES = 512
+SHRINK_PLACES = 256
 """A decode step gets fewer lanes if this saves so many idle places: idle lanes times steps that are left. With fewer,
 compiling the smaller step costs more time."""
 
@@ -241,11 +241,8 @@ class Scheduler:
         """Dispatch the next chunk of every prompt; a sequence with its whole prompt decodes next."""
         engine, pool = self._engine, self._pool
         assert pool is not None
-        fitting = pool.fitting(_slots(self._one_kind(self.prefilling)), engine.prefill_lanes)
-        sequences = [sequence for sequence in self.prefilling if sequence.slot in fitting]
-        lanes, lane_map = self._by_lane(pool, sequences, engine.prefill_size(pool.lanes_for(fitting)))
-        counts = [len(sequence.next_chunk(engine.chunk)) for sequence in sequences]
-        width = cheapest_width(counts, len(lanes), engine.widths, engine.placement.platform)
+        sequences, size, width = self._next_prefill(pool)
+        lanes, lane_map = self._by_lane(pool, sequences, size)
         feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
         batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
@@ -270,6 +267,21 @@ class Scheduler:
         for sequence, _ in sampling:
             self._start_decoding(sequence)
         return DispatchedStep(sampled, sampling, reads=reads)
+
+    def _next_prefill(self, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
+        """Return sequences, lanes and width of the next prefill step, in the order in which they joined."""
+        engine, candidates = self._engine, self._one_kind(self.prefilling)
+        slots = _slots(candidates)
+
+        def fitting(order: Sequence[int], lanes: int) -> list[int]:
+            fits = pool.fitting([slots[index] for index in order], lanes)
+            return [index for index in order if slots[index] in fits]
+
+        # Two chunks tell what a prompt leaves to later steps.
+        counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
+        platform = engine.placement.platform
+        chosen, lanes, width = cheapest_step(counts, fitting, engine.prefill_sizes, engine.widths, platform)
+        return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next step: with probes or without, in turn.

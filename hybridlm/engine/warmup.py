@@ -52,7 +52,7 @@ def _warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[
 
 def first_shapes(engine: Engine) -> list[AnyShape]:
     """Return the first steps of a `generate` call: all lanes, then one sequence."""
-    single = engine.prefill_size(1), engine.bucket(1, engine.lanes)
+    single = engine.bucket(1, engine.prefill_lanes), engine.bucket(1, engine.lanes)
     shapes: list[AnyShape] = []
     for prefill, decode in ((engine.prefill_lanes, engine.lanes), single):
         shapes += [engine.generating(prefill, engine.chunk), engine.generating(decode, 1)]
@@ -73,7 +73,6 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
             that cannot verify has no such steps.
     """
     prefill = [engine.prefill_lanes] if only_full else engine.prefill_sizes
-    scoring = [engine.prefill_lanes] if only_full else engine.buckets(engine.prefill_lanes)
     decode = [engine.lanes] if only_full else engine.buckets(engine.lanes)
     widths = [engine.chunk] if only_full else engine.widths
     shapes: list[AnyShape] = []
@@ -84,7 +83,7 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
         shapes += [engine.generating(lanes, 1, mtp_drafts=drafts_of_head) for lanes in decode]
         tokens = engine.draft_tokens + 1
         shapes += [engine.shape("verify", lanes, tokens, mtp_drafts=drafts_of_head) for lanes in decode]
-    shapes += [engine.scoring(lanes, width) for lanes in scoring for width in engine.widths]
+    shapes += [engine.scoring(lanes, width) for lanes in prefill for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
-        shapes += [shape for rows in (engine.rows, *scoring) for shape in engine.moves.shapes(rows, engine.pages(rows))]
+        shapes += [shape for rows in (engine.rows, *prefill) for shape in engine.moves.shapes(rows, engine.pages(rows))]
     return list(dict.fromkeys(shapes))

@@ -1,4 +1,4 @@
-"""Requests and active sequences: tokens, how far steps have been dispatched, and the finish reason."""
+"""Requests and active sequences: tokens, dispatched progress, and finish reason."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model, with stop strings separate from stop ids."""
+    """`SamplingParams` checked against a model; stop strings apart from stop ids."""
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -30,17 +30,16 @@ class ResolvedParams(PlainSettings):
 
     @property
     def needs_output(self) -> bool:
-        """Whether a step needs all tokens sampled so far."""
+        """Whether a step needs all sampled tokens."""
         return self.changes_logits or self.masked
 
     @property
     def masked(self) -> bool:
-        """True if only some tokens may be sampled."""
         return self.grammar is not None or self.allowed_token_ids is not None
 
     @property
     def changes_logits(self) -> bool:
-        """Whether penalties, biases or bans change logits before sampling, by all tokens sampled so far."""
+        """Whether penalties, biases or bans change logits, by all sampled tokens."""
         penalties = self.presence_penalty, self.frequency_penalty
         return (
             self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
@@ -52,15 +51,13 @@ class Request:
     """A prompt to be completed.
 
     Attributes:
-        index: number of the request in its call.
         prompt: token ids, at least one.
-        params: sampling settings.
         priority: the waiting request with the highest priority is first.
-        sampling_index: part of the key of its random numbers; None for the index.
-        start: the state after the first tokens of the prompt, if it is known.
-        probe: reads and changes inside the model; None without any.
-        completed: number of tokens at the end of the prompt that belong to the completion already: those before the
-            end of the thoughts was set.
+        sampling_index: part of the random key; None for the index.
+        start: state after the first tokens of the prompt, if known.
+        probe: reads and changes inside the model.
+        completed: tokens at the end of the prompt that belong to the completion: those before the end of thoughts was
+            set.
     """
 
     index: int
@@ -78,12 +75,11 @@ class Request:
 
     @property
     def given(self) -> tuple[int, ...]:
-        """The prompt that the user gave."""
+        """The user's prompt."""
         return self.prompt[: len(self.prompt) - self.completed]
 
     @property
     def key_index(self) -> int:
-        """The number in the key of its random numbers."""
         return self.index if self.sampling_index is None else self.sampling_index
 
 
@@ -91,8 +87,7 @@ class Request:
 class ActiveSequence:
     """A request that has joined, and the tokens generated so far.
 
-    Steps run one ahead of the tokens that have been read, so two counts differ: the tokens that dispatched steps
-    consume and sample, and those that have been read.
+    Steps run one ahead of the tokens that have been read, so counts of dispatched and read tokens differ.
 
     Attributes:
         prompt: tokens that are read before the next one is sampled: the prompt of the request, and after a preemption
@@ -155,11 +150,10 @@ class ActiveSequence:
 
     @property
     def output(self) -> list[int]:
-        """All tokens of the completion so far."""
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
     def next_chunk(self, chunk: int) -> tuple[int, ...]:
-        """Return the prompt tokens of the next step: a chunk, or fewer before a stop."""
+        """Return the prompt tokens of the next step, at most `chunk`, up to a stop."""
         end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
@@ -177,5 +171,5 @@ class ActiveSequence:
         return max(len(self.prompt) - len(self.request.prompt), behind)
 
     def remaining(self, context: int) -> int:
-        """Return the remaining number of sampled tokens, by limit and context."""
+        """Return the tokens left to sample, by limit and context."""
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

@@ -12,8 +12,6 @@ from hybridlm.progress import FileProgress, Lines, Speed, Tokens, every, lines_o
 
 
 class Amount(NamedTuple):
-    """Rows of a file and their size in bytes of text."""
-
     rows: int
     size: int
 
@@ -21,14 +19,11 @@ class Amount(NamedTuple):
 class RowProgress:
     """Progress over the rows of a file, as a bar, as lines, or hidden.
 
-    Long and short rows count by their bytes. Within a part progress follows the computed tokens: as a share of the
-    part's tokens, or, where their number is not known, by the tokens for each byte in the parts before it.
+    Rows count by bytes. Within a part progress follows computed tokens, as a share of its tokens or, if unknown, by
+    tokens per byte of earlier parts.
 
     Args:
-        bar: None for no bar.
-        lines: None for no lines.
-        tokens: counts the computed tokens.
-        verb: word for the computation.
+        tokens: counts computed tokens.
     """
 
     def __init__(self, bar: Progress | None, lines: Lines | None, tokens: Tokens, verb: str = "scoring"):
@@ -41,12 +36,11 @@ class RowProgress:
         self._lock = threading.Lock()
 
     def read(self, rows: int) -> None:
-        """Show the number of rows of the first pass."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=f"{rows:,} rows")
 
     def begin(self, total: Amount, stored: Amount) -> None:
-        """Begin the rows of a file, with the rows of an earlier run."""
+        """Begin the rows of a file, after the stored rows of an earlier run."""
         self._done, self._kept, self._total = stored, stored, total
         self._rate.begin()
         if self._lines is not None:
@@ -56,11 +50,10 @@ class RowProgress:
         self._show()
 
     def begin_part(self, part: Amount, tokens: Tokens = no_tokens) -> None:
-        """Begin the rows of a part with `tokens()` tokens, 0 while unknown."""
+        """Begin a part; `tokens()` is 0 while unknown."""
         self._part, self._part_tokens, self._first = part, tokens, self._count()
 
     def end_part(self) -> None:
-        """Add the rows of the part."""
         with self._lock:
             self._tokens, self._bytes = self._tokens + self._count() - self._first, self._bytes + self._part.size
             self._done = Amount(self._done.rows + self._part.rows, self._done.size + self._part.size)
@@ -77,7 +70,7 @@ class RowProgress:
 
     @property
     def done(self) -> int:
-        """Finished bytes of text, within a part an estimate from its computed tokens."""
+        """Finished bytes of text; within a part an estimate."""
         total = self._part_tokens()
         size, tokens = (self._part.size, total) if total else (self._bytes, self._tokens)
         if not self._part.size or not tokens:

@@ -1,4 +1,4 @@
-"""Whether a model fits into a device's memory; most lanes, longest context and largest KV cache."""
+"""Fit of a model into a device's memory; most lanes, longest context, largest KV cache."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -11,9 +11,8 @@ from hybridlm.engine.memory import format_bytes
 from models import KV_BLOCK
 
 MAX_LANES = 1 << 16
-"""Upper bound of the search for the most lanes that fit."""
 GPU_SHARE = 0.75
-"""Share of a GPU's memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
+"""Share of GPU memory that JAX takes without XLA_PYTHON_CLIENT_MEM_FRACTION."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +20,18 @@ class Fit:
     """Memory of a model on each device, in bytes.
 
     Attributes:
-        memory: bytes of the device's memory.
-        weights: bytes of the parameters.
-        rows: bytes of the pool with its KV cache, and of the pool of a call that scores.
-        padding: bytes that the device's layouts add to weights and rows.
-        scratch: scratch of the largest step, including its results without the pools; None if no step was compiled.
-        left: remaining memory; negative if the step does not fit.
-        lanes, context: as asked for.
+        memory: of the device.
+        weights: of the parameters.
+        rows: of the pool with its KV cache, and of a scoring call's pool.
+        padding: added by device layouts.
+        scratch: of the largest step, with results without pools; None without a compiled step.
+        left: negative if the step does not fit.
+        lanes, context: as requested.
         positions: of the KV cache, on all devices.
-        most_lanes: most lanes that fit at this context; 0 for none. Scratch grows with lanes at most in proportion.
-        longest_context: longest context that fits with these lanes; 0 for none.
-        most_positions: most positions of the KV cache that fit with these lanes at this context; 0 for none.
-        share: share of the memory that JAX takes by default.
+        most_lanes: most lanes at this context, 0 for none; scratch grows at most in proportion.
+        longest_context: longest context with these lanes; 0 for none.
+        most_positions: largest KV cache with these lanes at this context; 0 for none.
+        share: memory share that JAX takes by default.
     """
 
     memory: int
@@ -51,7 +50,6 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        """Whether weights, rows and scratch fit into the memory."""
         return self.left >= 0
 
     @property
@@ -83,11 +81,9 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """Return the fit of a model.
 
     Args:
-        engine: engine of the model, on the target.
-        memory: bytes of each device.
-        platform: platform of the target.
-        scratch: bytes that the largest step needs in addition to weights and rows; None if unknown.
-        resident: bytes of weights and rows as XLA lays them out; None if unknown.
+        memory: of each device.
+        scratch: of the largest step, besides weights and rows; None if unknown.
+        resident: weights and rows in XLA's layout; None if unknown.
     """
     weights = engine.parameters_on_a_device[1]
 
@@ -124,8 +120,5 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to a limit that fits, or 0.
-
-    All smaller numbers must fit if it fits.
-    """
+    """Return the largest number up to a limit that fits, or 0; smaller numbers must fit, too."""
     return bisect_left(range(1, limit + 1), True, key=lambda count: not fits(count))

@@ -77,7 +77,7 @@ def make_certificate(
         proof.notes if proof else (),
         proved.passes,
         tuple(map(str, report.copies)) if report else (),
-        tuple(map(str, report.neighbours)) if report else (),
+        report.neighbours if report else (),
         pool_verdicts(bound, report),
         schedule,
         memory_of(compiled, report),

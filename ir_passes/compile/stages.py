@@ -13,13 +13,14 @@ from typing import Any
 
 import jax
 
+from ir_passes.compile.audited import audited, has_copies, required, written_in_place
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
 from ir_passes.compile.certifying import Audit, make_certificate
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.proving import Certify, prove_graph, warn
+from ir_passes.compile.proving import Certify, prove_graph
 from ir_passes.compile.refused_settings import require_donation, require_programs
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
@@ -27,7 +28,7 @@ from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
 from ir_passes.contract.normal_form import step_form
 from ir_passes.contract.opaque_names import bodies
-from ir_passes.contract.statements import Refusal, Statement
+from ir_passes.contract.statements import Statement
 from ir_passes.files.trust import UntrustedError
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
@@ -36,14 +37,12 @@ from ir_passes.jaxpr.forked import require_threads
 from ir_passes.jaxpr.jax_private import without_compilation_cache
 from ir_passes.jaxpr.mesh import device_of, mesh_of
 from ir_passes.jaxpr.placement import check_donated
-from ir_passes.jaxpr.timing import Clock, paused
+from ir_passes.jaxpr.timing import Clock
 from ir_passes.jaxpr.tracing import FunctionSignature, Trace, trace_function, trace_of
 from ir_passes.proof.lane_proof import Proof
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
 from ir_passes.targets import Target, as_target
-from ir_passes.xla_audit.audit import audit
-from ir_passes.xla_audit.hlo import HloError
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL
 
 CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
@@ -234,10 +233,22 @@ class LoweredStep(Stage):
             call: spelling of the caller's call in remedies, with braces for an argument.
         """
         require_threads("compile")
-        clock, step, traced = Clock(self._clock), self._step, self._step.proved.graph.program
-        arguments = self._trace.args, self._trace.kwargs
-        scheduled = clock.time("audit", schedule_of, traced)
-        versions = current_versions(compiler_options, device_of(arguments))
+        options = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "call": call}
+        lowered = LoweredStep(self._step, self._calling, self.lowered, Clock(self._clock))
+        program, result = lowered._audited(compiler_options, options)
+        ordered = written_in_place(self._step, lowered._clock) if has_copies(result) else None
+        if ordered is not None:
+            in_place = ProvedStep(ordered, lowered._clock).lower()
+            again = in_place._audited(compiler_options, options)
+            if not again[1].faults:
+                lowered, program, result = in_place, *again
+        return lowered._certified(program, required(result, self._step.certify), compiler_options)
+
+    def _audited(
+        self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
+    ) -> tuple[CompiledProgram, Audit]:
+        """Compile the step and audit XLA's program."""
+        clock, step, traced = self._clock, self._step, self._step.proved.graph.program
         # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
         # for devices that are not here.
         is_certified = step.certify != "off"
@@ -247,24 +258,21 @@ class LoweredStep(Stage):
                 program = CompiledProgram(compiled, absent="certify is 'off'")
             else:
                 program = clock.time("compile", compile_with_assignment, self.lowered, compiler_options)
-        result = Audit(None, absent=program.absent)
-        if program.absent is None:
-            result = clock.time(
-                "audit",
-                lambda: _audit(
-                    program,
-                    self._calling.compiled_bound(self.bound),
-                    step.certify,
-                    mesh=mesh_of(traced, arguments),
-                    axes=axes,
-                    scheduled=scheduled,
-                    may_copy=may_copy,
-                    temp_ratio=temp_ratio,
-                    call=call,
-                ),
-            )
-        name, compiled = self._calling.name, program.compiled
-        certificate = make_certificate(step, name, versions, scheduled, compiled, result, clock.seconds)
+        if program.absent is not None:
+            return program, Audit(None, absent=program.absent)
+        mesh, bound = mesh_of(traced, (self._trace.args, self._trace.kwargs)), self._calling.compiled_bound(self.bound)
+        scheduled = clock.time("audit", schedule_of, traced)
+        arguments = {"mesh": mesh, "scheduled": scheduled, **options}
+        return program, clock.time("audit", lambda: audited(program, bound, step.certify, arguments))
+
+    def _certified(
+        self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
+    ) -> CompiledStep:
+        """Return the compiled step with its certificate, which is stored."""
+        clock, step = self._clock, self._step
+        versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
+        scheduled, name = schedule_of(step.proved.graph.program), self._calling.name
+        certificate = make_certificate(step, name, versions, scheduled, program.compiled, result, clock.seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             _keep(step.store, step.key, certificate)
         return CompiledStep(step, self._calling, program, certificate, result.report)
@@ -277,19 +285,3 @@ def _keep(store: CertificateStore, key: Key, certificate: Certificate) -> None:
         store.warn(error)
     except OSError as error:
         warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
-
-
-def _audit(program: CompiledProgram, bound: BoundContract, certify: Certify, **options: Any) -> Audit:
-    """Return the audit of a program; with certify="warn" it warns of faults."""
-    try:
-        with paused():
-            report = audit(program.compiled, bound, dump=program.dump, **options)
-        if certify == "error":
-            return Audit(report.require())
-        result = Audit(report, tuple(finding.statement for finding in report.findings))
-    except HloError as error:
-        if certify == "error":
-            raise
-        result = Audit(None, (Refusal.NOT_AUDITED.statement(why=error),), str(error))
-    warn(result.faults)
-    return result

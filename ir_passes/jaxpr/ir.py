@@ -120,25 +120,6 @@ def all_eqns(jaxpr: Jaxpr, opaque: bool = False) -> Iterator[JaxprEqn]:
             yield from all_eqns(inner, opaque)
 
 
-class _Called(_source_info.SourceInfo):
-    """The source of an equation from a call's body that replaced the call."""
-
-    def __init__(self, source_info: Any, caller: Any):
-        super().__init__(source_info.traceback, source_info.name_stack)
-        self.caller = caller
-
-
-def call_of(eqn: JaxprEqn) -> Any:
-    """Return the source of the outermost inlined call of an equation, else its own source.
-
-    The equations of one inlined body share one object.
-    """
-    info: Any = eqn.source_info
-    while getattr(info, "caller", None) is not None:
-        info = info.caller
-    return info
-
-
 MAX_FRAMES = 8
 """Lines of one equation that are looked at, from the innermost out."""
 _OWN = f"{Path(__file__).parents[1]}{os.sep}"
@@ -211,8 +192,8 @@ def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outva
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """Return the program with every call that only names a computation replaced by its body.
 
-    Constants of the bodies become constants of the program. Every equation keeps its source, with the call's source as
-    its caller; an equation without a source, inside a function of JAX, gets the call's source.
+    Constants of the bodies become constants of the program. Every equation keeps its source; an equation without a
+    source, inside a function of JAX, gets the call's source.
 
     Args:
         keep: a predicate of calls to keep.
@@ -227,9 +208,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
-            source = eqn.source_info
-            if caller is not None:
-                source = _Called(source, caller) if source_of(eqn) != "unknown" else caller
+            source = eqn.source_info if caller is None or source_of(eqn) != "unknown" else caller
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]

@@ -55,16 +55,8 @@ def text_of_serialized(module: bytes, settings: bool = True) -> str:
 
 def platform_of(lowered: jax.stages.Lowered) -> str | None:
     """Return the platform that a program will be compiled for, as "cpu", or None."""
-    return getattr(_backend_of(lowered), "platform", None)
-
-
-def compiler_of(lowered: jax.stages.Lowered) -> str | None:
-    """Return the version text of the backend that will compile a program, or None."""
-    return getattr(_backend_of(lowered), "platform_version", None)
-
-
-def _backend_of(lowered: jax.stages.Lowered) -> Any:
-    return getattr(getattr(lowered, "_lowering", None), "compile_args", {}).get("backend")
+    arguments = getattr(getattr(lowered, "_lowering", None), "compile_args", {})
+    return getattr(arguments.get("backend"), "platform", None)
 
 
 def device_list(devices: Sequence[Any]) -> Any:

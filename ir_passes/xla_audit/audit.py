@@ -19,7 +19,7 @@ from ir_passes.xla_audit.damage import hlo_errors
 from ir_passes.xla_audit.dataflow import LiveValues, in_place_hazards, live_values
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind, where
 from ir_passes.xla_audit.hlo import read, shardings
-from ir_passes.xla_audit.memory import Neighbours, misplaced, neighbours, overlaps, scratch_lower_bound
+from ir_passes.xla_audit.memory import misplaced, neighbours, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL, PoolCopy, whole_pools
 from ir_passes.xla_audit.pool_copies import findings as pool_findings
 from ir_passes.xla_audit.pools import io_aliases
@@ -63,7 +63,7 @@ class AuditReport:
     findings: tuple[Finding, ...]
     copies: tuple[PoolCopy, ...]
     schedule: tuple[Collective, ...]
-    neighbours: tuple[Neighbours, ...]
+    neighbours: tuple[str, ...]
     values: int
     temp_bytes: int
     temp_lower_bound: int

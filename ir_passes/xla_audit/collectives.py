@@ -172,12 +172,11 @@ def _not_scheduled(
 ) -> Finding:
     along = "groups that cannot be read" if axes is None else f"axes {list(axes)}"
     along += f", expected {list(declared) or 'no communication at all'}" if not scheduled else ""
-    groups = instruction.groups.sets if instruction.groups is not None else ()
     return Finding(
         FindingKind.COLLECTIVE,
         where(instruction, executable.module),
         f"{instruction.opcode} runs along {along}; it exchanges {description}, which no collective of the program does"
-        f"; groups {groups}",
+        f"; groups {instruction.groups or ()}",
         "Constrain shardings so that XLA does not move arrays between devices, or write the step as a shard_map with "
         "the collectives that it needs.",
     )
@@ -226,15 +225,15 @@ def _reducer(instruction: Instruction, executable: Executable) -> str:
 
 def _members(groups: Groups, count: int, ordered: bool) -> frozenset[tuple[int, ...]]:
     return frozenset(
-        members if ordered and members else tuple(sorted(members)) or tuple(range(count)) for members in groups.sets
+        members if ordered and members else tuple(sorted(members)) or tuple(range(count)) for members in groups
     )
 
 
 def _axes(groups: Groups, mesh: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
     sizes = [size for _, size in mesh]
     count = int(np.prod(sizes)) if sizes else 1
-    sets = [members or tuple(range(count)) for members in groups.sets]
-    if not groups.readable or any(not 0 <= device < count for members in sets for device in members):
+    sets = [members or tuple(range(count)) for members in groups]
+    if not sets or any(not 0 <= device < count for members in sets for device in members):
         return None
     used: set[int] = set()
     for members in sets:
@@ -254,22 +253,22 @@ def read_groups(raw: dict[str, Any]) -> Groups:
         HloError: the collective has no devices, or more than `MAX_DEVICES`.
     """
     if raw["pairs"]:
-        return Groups(tuple((pair["source"], pair["target"]) for pair in raw["pairs"]))
+        return tuple((pair["source"], pair["target"]) for pair in raw["pairs"])
     if raw["mesh_groups"]:
         mesh, axes = raw["mesh_groups"]["mesh"], raw["mesh_groups"]["axes"]
         if mesh is None or mesh["rest"] or any(axis["rest"] for axis in axes):
-            return Groups((), readable=False)
+            return ()
         sizes = [axis["size"] for axis in mesh["axes"]]
         group_axes = [axis["index"] for axis in axes]
-        return Groups(_mesh_groups(sizes, group_axes))
+        return _mesh_groups(sizes, group_axes)
     devices = raw["devices"] or hlo_schema.DEVICE_LIST.blank
     if devices["iota"]:
         iota = devices["iota"]
         order = _devices(iota["reshape"])
         order = order.transpose(iota["transpose"] or None).reshape(iota["groups"], iota["devices"])
-        return Groups(tuple(tuple(int(i) for i in row) for row in order))
+        return tuple(tuple(int(i) for i in row) for row in order)
     groups = devices["replica_groups"] or raw["replica_groups"]
-    return Groups(tuple(group["replica_ids"] for group in groups) or ((),))
+    return tuple(group["replica_ids"] for group in groups) or ((),)
 
 
 def _mesh_groups(sizes: list[int], axes: list[int]) -> tuple[tuple[int, ...], ...]:

@@ -4,8 +4,9 @@ Compilers of accelerators do not expose XLA's cost analysis. This analysis count
 scheduled operation. If a fusion reads an operand through slices or gathers, or updates a result in place, only the rows
 that are read or written count. An operand counts even if an earlier operation has left it in a cache of the device.
 Values that a TPU's program keeps in the memory on the chip do not count: the buffer assignment names them. A Pallas
-kernel for GPUs reads the bytes that its metadata declares, or without metadata each operand once; reports on targets
-count its loads (`ir_passes.kernels.reads`). Arithmetic counts products and convolutions only.
+kernel for GPUs reads and writes the bytes that its metadata declares, or without metadata each operand and result once;
+reports on targets count its loads and stores (`ir_passes.kernels.reads`). Arithmetic counts products and convolutions
+only.
 """
 
 import re
@@ -39,8 +40,11 @@ CUBLAS = "__cublas$"
 """Prefix of the targets of cuBLAS products; their last result is a workspace (xla/service/gpu/cublas_cudnn.h)."""
 TRITON = "__gpu$xla.gpu.triton"
 """Target of Pallas kernels for GPUs."""
-DECLARED_READS = re.compile(rb'serialized_metadata = "[^"]*\\22read\\22: \\22(\d+)\\22')
-"""Bytes that a kernel reads, by `pallas_call(..., metadata={"read": "123"})`."""
+DECLARED = {
+    name: re.compile(rb'serialized_metadata = "[^"]*\\22%s\\22: \\22(\d+)\\22' % name.encode())
+    for name in ("read", "written")
+}
+"""Bytes that a kernel reads and writes, by `pallas_call(..., metadata={"read": "123", "written": "45"})`."""
 KNOWN_TURNS = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"?(\d+)')
 
 
@@ -269,8 +273,11 @@ def _results(fused: Computation) -> Iterator[tuple[Index, int]]:
 def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, int]:
     """Return the bytes that an unfused operation reads and writes, without cuBLAS workspaces."""
     result = _bytes(instruction)
-    if instruction.target == TRITON and (declared := DECLARED_READS.search(instruction.backend_config)):
-        return int(declared[1]), result
+    if instruction.target == TRITON:
+        moved = {"read": sum(map(_array_bytes, operands)), "written": result}
+        declared = {name: pattern.search(instruction.backend_config) for name, pattern in DECLARED.items()}
+        moved |= {name: int(match[1]) for name, match in declared.items() if match}
+        return moved["read"], moved["written"]
     if instruction.target.startswith(CUBLAS) and (1,) in instruction.arrays:
         result -= instruction.arrays[max(instruction.arrays)].bytes
     if instruction.opcode in ROWS:
@@ -284,11 +291,15 @@ def _plain(instruction: Instruction, operands: tuple[Array, ...]) -> tuple[int, 
             array.bytes for index, array in instruction.arrays.items() if index[:1] == (1,) and array.dtype != "tuple"
         )
         return moved, moved
-    return sum(array.bytes for array in operands if array.dtype != "tuple"), result
+    return sum(map(_array_bytes, operands)), result
 
 
 def _bytes(instruction: Instruction) -> int:
-    return sum(array.bytes for array in instruction.arrays.values() if array.dtype != "tuple")
+    return sum(map(_array_bytes, instruction.arrays.values()))
+
+
+def _array_bytes(array: Array) -> int:
+    return 0 if array.dtype == "tuple" else array.bytes
 
 
 def _arrays(instruction: Instruction, fused: Computation) -> tuple[Array, ...]:

@@ -4,7 +4,6 @@ The writes of a custom call, kernel or callback are unknown; the buffer assignme
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, where
@@ -127,32 +126,12 @@ def _until(value: LiveValue) -> str:
     return "the end" if value.stop > 1 << 61 else str(value.stop)
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """One result of a custom call.
+def neighbours(executable: Executable, live: LiveValues) -> tuple[str, ...]:
+    """Describe the neighbours of every array that a custom call returns, in schedule order.
 
-    Attributes:
-        target: the called function.
-        result: the array that it writes, and its bytes.
-        before, behind: the nearest value on either side in its allocation that is live during the call, with the number
-            of bytes between them; None if there is no such value.
+    They are the nearest values on both sides in its allocation that are live during the call, with the number of bytes
+    between them.
     """
-
-    target: str
-    result: str
-    before: tuple[str, int] | None
-    behind: tuple[str, int] | None
-
-    def __str__(self) -> str:
-        sides = (("before", self.before), ("behind", self.behind))
-        descriptions = (
-            f"{side} it {_apart(*neighbour)}" if neighbour else f"nothing {side} it" for side, neighbour in sides
-        )
-        return f"{self.target} writes {self.result}: {', '.join(descriptions)}"
-
-
-def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ...]:
-    """Return the neighbours of every array that a custom call returns, in schedule order."""
     results = []
     for instruction in live.executed:
         if instruction.opcode != "custom-call":
@@ -161,11 +140,11 @@ def neighbours(executable: Executable, live: LiveValues) -> tuple[Neighbours, ..
             value = live.values[position]
             if value.slice is not None and value.array.dtype != "tuple":
                 concurrent = [other for other in live.values if other.start <= value.start <= other.stop]
-                results.append(_of(value, value.slice, concurrent, instruction.target))
+                results.append(_described(value, value.slice, concurrent, instruction.target))
     return tuple(results)
 
 
-def _of(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) -> Neighbours:
+def _described(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) -> str:
     lower: list[tuple[int, str]] = []
     higher: list[tuple[int, str]] = []
     for other in live:
@@ -181,15 +160,12 @@ def _of(value: LiveValue, place: Slice, live: Iterable[LiveValue], target: str) 
             lower.append((place.offset - other_place.offset - other_place.size, str(other)))
         else:
             higher.append((other_place.offset - place.offset - place.size, str(other)))
-    return Neighbours(target, f"{value} in {place}", _nearest(lower), _nearest(higher))
+    sides = (
+        f"{side} it {_apart(*min(values))}" if values else f"nothing {side} it"
+        for side, values in (("before", lower), ("behind", higher))
+    )
+    return f"{target} writes {value} in {place}: {', '.join(sides)}"
 
 
-def _nearest(side: list[tuple[int, str]]) -> tuple[str, int] | None:
-    if not side:
-        return None
-    gap, name = min(side)
-    return name, gap
-
-
-def _apart(name: str, gap: int) -> str:
+def _apart(gap: int, name: str) -> str:
     return f"{name}, {gap} bytes away" if gap else name

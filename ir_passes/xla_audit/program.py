@@ -11,17 +11,11 @@ Index = tuple[int, ...]
 """A place in a result: () for an array or a tuple's table, (i,) for entry i of a tuple."""
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Devices that talk to each other in a collective, as positions in the device assignment.
+Groups = tuple[tuple[int, ...], ...]
+"""Devices that talk to each other in a collective, as positions in the device assignment.
 
-    Attributes:
-        sets: the groups; a single empty one for all devices.
-        readable: False where the encoding is not known: `sets` is then empty.
-    """
-
-    sets: tuple[tuple[int, ...], ...]
-    readable: bool = True
+A single empty group has all devices. Without a group the encoding is not known.
+"""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 More than 300 lines: a decoder, its layers and their branches with their configs.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -123,11 +124,12 @@ class DecoderConfig:
 
 
 class Branch(nnx.Module):
-    """Residual branch: `x + inner(norm(x))`, or `x + norm(inner(x))`."""
+    """Residual branch: `x + inner(norm(x))`, `x + norm(inner(x))`, or `x + inner(x)` for a layer with its norm."""
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
-        self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.inner = inner.build(config.hidden_size, rngs)
+        normed = self.inner.norms_input
+        self.norm = None if normed else RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.post_norm = isinstance(inner, PostNorm)
         self.summed_over = config.devices.several(self.inner.summed_over)
 
@@ -135,9 +137,9 @@ class Branch(nnx.Module):
         """Return the addition to the residual stream, and the branch's state."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
-            y, state = self.inner(x if self.post_norm else self.norm(x), info, state)
+            y, state = self.inner(x if self.norm is None or self.post_norm else self.norm(x), info, state)
             y = all_reduce(y, self.summed_over)
-            return self.norm(y) if self.post_norm else y, state
+            return self.norm(y) if self.norm is not None and self.post_norm else y, state
 
     def commit(self, pending: Any, info: LaneInfo, state: Any) -> Any:
         """Commit the branch's state, as `Stateful.commit`."""
@@ -174,6 +176,14 @@ class Layer(nnx.Module):
         return tuple(traced_once(branch, "commit", new, info, old) for branch, new, old in entries)
 
 
+def _share_blocks(layers: list[Stateful]) -> None:
+    """Give layers with an equal `shared_as` the block of the first one."""
+    blocks: dict[Hashable, Any] = {}
+    for layer in layers:
+        if layer.shared_as is not None:
+            layer.block = blocks.setdefault(layer.shared_as, layer.block)
+
+
 def lane_info(
     tokens: Tokens,
     lengths: Lengths,
@@ -206,6 +216,8 @@ class Decoder(Stateful):
         vocabulary = (shard_outputs(Segment(config.vocab_size, config.vocab_size)),)
         self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
+        self.reads_embedding = any(layer.reads_embedding for layer in self.stateful())
+        _share_blocks(self.stateful())
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 
@@ -303,6 +315,8 @@ class Decoder(Stateful):
         states, hooks = [], info.hooks
         if hooks is not None:
             x = hooks.residual(x, 0)
+        if self.reads_embedding:
+            info = info._replace(embedded=x)
         with one_pass():
             for number, (layer, old) in enumerate(zip(self.layers, state, strict=True)):
                 # With hooks no two layers are equal, so no body is shared; this also keeps differentiated functions,

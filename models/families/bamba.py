@@ -11,7 +11,7 @@ from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.decoder.parallel import ParallelConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
+from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config

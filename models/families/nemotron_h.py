@@ -18,7 +18,7 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.mamba2_fields import mamba2_weights, read_mamba2
+from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, with_floor
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -106,9 +106,7 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("norm_eps")
     types = read_layer_types(reader)
     mixer = read_mamba2(reader, NEMOTRON_H_FIELDS, eps, default_groups=8)
-    if reader.flag("hf_compat_dt_floor", False):
-        low, high = mixer.step_limits
-        mixer = replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
+    mixer = with_floor(reader, mixer)
     mixers: dict[str, BranchConfig] = {"linear_attention": mixer}
     if "full_attention" in types:
         heads, kv_heads, _ = read_heads(reader, 8)

@@ -16,12 +16,14 @@ from models.families.granite_hybrid import GRANITE_HYBRID
 from models.families.jamba import JAMBA
 from models.families.kimi_linear import KIMI_LINEAR
 from models.families.lfm2 import LFM2, LFM2_MOE
-from models.families.mamba import FALCON_MAMBA, MAMBA
+from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from models.families.qwen3_next import QWEN3_NEXT
+from models.families.state_spaces import original_family
 from models.families.wrappers import TEXT_CONFIGS, WRAPPERS, wrapper_of
+from models.families.zamba2 import ZAMBA2
 
 FAMILIES = (
     QWEN3_NEXT,
@@ -40,6 +42,7 @@ FAMILIES = (
     BAMBA,
     FALCON_H1,
     OLMO_HYBRID,
+    ZAMBA2,
 )
 
 
@@ -146,6 +149,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def _text_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a text model's config.json; raises as `family_of`."""
+    if (original := original_family(config)) is not None:
+        _check_classes(original.name, original.architectures, config)
+        return original
     model_type = config.get("model_type")
     built_in = any(model_type in family.model_types for family in FAMILIES)
     for family in FAMILIES if built_in else families():

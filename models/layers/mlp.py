@@ -1,4 +1,4 @@
-"""Dense feed-forward layers (MLP), with SwiGLU or squared ReLU."""
+"""Dense feed-forward layers (MLP), with SwiGLU, GEGLU or squared ReLU."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import scaled, silu_gated
+from models.layers.activations import gelu_gated, scaled, silu_gated
 from models.layers.initial import matrix
 from models.ops.linear import gated_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
@@ -17,8 +17,9 @@ from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
-Activation = Literal["swiglu", "relu2"]
-"""SwiGLU, `silu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a gate (arXiv:2109.08668)."""
+Activation = Literal["swiglu", "geglu", "relu2"]
+"""SwiGLU, `silu(gate) * up`, and GEGLU, `gelu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a
+gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
@@ -65,7 +66,7 @@ class Mlp(Stateless):
     def __init__(self, config: MlpConfig, hidden: int, rngs: nnx.Rngs):
         self.config = config
         width = Segment(config.width, config.width)
-        gated = config.activation == "swiglu"
+        gated = config.activation != "relu2"
         self.gate_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),)) if gated else None
         self.up_proj = matrix(rngs, config.width, hidden, sharded=(shard_outputs(width),))
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
@@ -76,9 +77,10 @@ class Mlp(Stateless):
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
+            activation = gelu_gated if c.activation == "geglu" else silu_gated
             inner = gated_linear(
                 x, self.gate_proj[...], self.up_proj[...], c.devices,
-                gated=lambda gate, up: silu_gated(scaled(gate, c.gate_multiplier), up),
+                gated=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
                 dtype=getattr(down, "dtype", jnp.float32),
             )  # fmt: skip
         return scaled(linear(inner, down, c.devices), c.out_multiplier)

@@ -47,6 +47,8 @@ def layer_conv(
     inputs = ConvInputs(x, weight[:, 0], state, info.lengths, info.fresh, bias, info.slots)
     if CPU_KERNEL.chosen(devices, inputs):
         return _on_cpu(activated, info.verifying, inputs)
+    if KERNEL.chosen(devices, inputs):
+        return conv_step(inputs, activation=activation, keep_state=info.verifying, interpret=devices.interpret)
     y, rows = _of_rows(inputs._replace(state=take_rows(state, info.slots)), info, activation, devices)
     return y, None if rows is None else put_rows(state, info.slots, rows)
 
@@ -56,8 +58,6 @@ def _of_rows(
 ) -> tuple[Float32[Array, "lane token channel"], Any]:
     """Return outputs and next state of the lanes, given the rows of the lanes."""
     x, _, state, _, _, bias, _ = inputs
-    if KERNEL.chosen(devices, inputs):
-        return conv_step(inputs, activation=activation, keep_state=info.verifying, interpret=devices.interpret)
     taps = inputs.taps.astype(jnp.float32)
     if devices.platform == "gpu" and x.shape[1] == 1 and not info.verifying:
         return _token_for_gpus(inputs._replace(taps=taps), info, activation)

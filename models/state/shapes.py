@@ -80,6 +80,7 @@ class LaneInfo(NamedTuple):
         slots: the row of each lane in the pools of the state, distinct; an idle lane names a row, too, and keeps its
             bits. None: row i belongs to lane i.
         pages: page table of the KV caches (`models.state.pages`); None: `own_pages`.
+        embedded: the residual stream in front of the first layer; None unless a layer reads it.
     """
 
     lengths: Lengths
@@ -92,6 +93,7 @@ class LaneInfo(NamedTuple):
     layer: int = 0
     slots: Int32[Array, "lane"] | None = None
     pages: Int32[Array, "lane block"] | None = None
+    embedded: Activations | None = None
 
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind

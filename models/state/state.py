@@ -6,7 +6,7 @@ a step's proof follow from them.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -198,10 +198,16 @@ class Stateful(nnx.Module):
         summed_over: mesh axes of the all-reduce of the sharded layer's outputs; empty for a replicated layer.
         cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
             before it reads them.
+        shared_as: layers with equal keys share the parameters of the first one's `block`; None for no such block.
+        norms_input: the layer norms its input itself.
+        reads_embedding: the layer reads `LaneInfo.embedded`.
     """
 
     summed_over: tuple[str, ...] = (MODEL,)
     cache_lag: int = 0
+    shared_as: Hashable = None
+    norms_input: bool = False
+    reads_embedding: bool = False
 
     def sites(self) -> dict[str, int]:
         """Return the number of heads ("attention", "recurrent") and of routed experts ("expert")."""

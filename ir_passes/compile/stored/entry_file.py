@@ -18,10 +18,6 @@ START = struct.Struct("<8sI32s")
 _MAGIC = b"hlmstep\x01"
 
 
-class EntryError(ValueError):
-    """A file is no entry; the message has the reason."""
-
-
 @dataclass(frozen=True)
 class Section:
     """Length and sha256 of a part of an entry."""
@@ -75,21 +71,21 @@ def from_bytes(key: str, content: bytes) -> Entry:
     """The entry of a key that a file holds.
 
     Raises:
-        EntryError, RecordError: it holds something else.
+        RecordError: it holds something else.
     """
     header, position = read_header(content, key)
     parts: list[bytes] = []
     for name in ("description", "certificate", "program"):
         section: Section = getattr(header, name)
         if section.bytes < 0 or section.bytes > len(content) - position:
-            raise EntryError(f"its {name} is cut off")
+            raise record.RecordError(f"its {name} is cut off")
         part = content[position : position + section.bytes]
         if hashlib.sha256(part).hexdigest() != section.sha256:
-            raise EntryError(f"its {name} is damaged: the sha256 differs")
+            raise record.RecordError(f"its {name} is damaged: the sha256 differs")
         parts.append(part)
         position += section.bytes
     if position != len(content):
-        raise EntryError(f"expected {position} bytes, found {len(content)}")
+        raise record.RecordError(f"expected {position} bytes, found {len(content)}")
     description = record.from_json(Description, parts[0])
     return Entry(header.label, header.seconds, description, Certificate.from_json(parts[1]), parts[2])
 
@@ -97,14 +93,14 @@ def from_bytes(key: str, content: bytes) -> Entry:
 def read_header(content: bytes, key: str) -> tuple[Header, int]:
     """The header of an entry, and where it ends."""
     if len(content) < START.size:
-        raise EntryError("it is cut off")
+        raise record.RecordError("it is cut off")
     magic, length, digest = START.unpack_from(content)
     if magic != _MAGIC:
-        raise EntryError("it is no compiled step of this format")
+        raise record.RecordError("it is no compiled step of this format")
     text = content[START.size : START.size + length]
     if length > MAX_HEADER_BYTES or len(text) < length or hashlib.sha256(text).digest() != digest:
-        raise EntryError("its header is damaged")
+        raise record.RecordError("its header is damaged")
     header = record.from_json(Header, text)
     if header.key != key:
-        raise EntryError("it is the entry of another key")
+        raise record.RecordError("it is the entry of another key")
     return header, START.size + length

@@ -12,7 +12,7 @@ from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
 from ir_passes.proof.registry import rule
-from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows
+from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows, token_tiles
 from ir_passes.proof.rules.addressing.access import (
     MODES,
     Access,
@@ -310,6 +310,9 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
         return site.mixed("a shared index reveals where rows lie in an order that depends on all lanes", REMEDY)
     if result is not None:
         return result
+    own_tokens = token_tiles.put(site, owner, access) if site.prover.bound.layouts else None
+    if own_tokens is not None:
+        return own_tokens
     if isinstance(owner, OneLane):
         return _owner_of_one_row(site, operand, owner, access)
     by_lane = packed_tokens.put(site, owner, updates, access) if isinstance(owner, LaneRows) else None

@@ -19,6 +19,7 @@ from ir_passes.proof.values import (
     Fact,
     Implies,
     Iota,
+    OwnTokens,
     PageEntry,
     Permuted,
     RemainderOf,
@@ -154,6 +155,9 @@ def _reshaped(site: Site, x: Value) -> Value:
         fact = _fact_across_unit_axes(x.fact, old_shape, new_shape)
     if fact is None:
         fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
+    if fact is None and isinstance(x.fact, OwnTokens):
+        rows = reshape_owner(site, x.fact.rows, old_shape, new_shape)
+        fact = replace(x.fact, rows=rows) if isinstance(rows, LaneRows) else None
     if isinstance(owner, Mixed):
         fact = fact or _tiles(x.owner, old_shape, new_shape)
         owner = _owner_of_tiles(x.fact, old_shape, new_shape) or owner

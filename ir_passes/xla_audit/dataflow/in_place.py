@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ir_passes.files.strict_json import parse_json
-from ir_passes.xla_audit.dataflow.in_place_gpu import computed_first, reductions_beside, sorted_in_place
+from ir_passes.xla_audit.dataflow.in_place_gpu import reductions_beside, sorted_in_place
 from ir_passes.xla_audit.dataflow.values import LiveValues
 from ir_passes.xla_audit.program import GPU, TPU, Array, Computation, Executable, Index, Instruction
 
@@ -78,7 +78,9 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
             for operand, index in shared:
                 if on_gpu and sorted_in_place(instruction, fused, operand, index):
                     continue
-                first = computed_first(instruction, fused, index) if on_gpu else frozenset[int]()
+                first = frozenset[int]()
+                if on_gpu and instruction.fusion_kind == "kInput":
+                    first = reductions_beside(instruction, fused, index)
                 if on_tpu:
                     first = computed_together(instruction, fused, operand, index)
                 reads = _Reads(fused, first).elsewhere()

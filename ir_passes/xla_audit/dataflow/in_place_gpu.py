@@ -16,11 +16,6 @@ OTHER_EMITTER = b"fusion_backend_config"
 """A key in the backend configuration of custom fusions, which Triton or another emitter computes."""
 
 
-def computed_first(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
-    """Return ids of reductions that read a position before result `index` is written there."""
-    return reductions_beside(fusion, fused, index) if fusion.fusion_kind == "kInput" else frozenset()
-
-
 def reductions_beside(fusion: Instruction, fused: Computation, index: Index) -> frozenset[int]:
     """Return ids of a fusion's other results that reduce as many elements."""
     outputs = [fused.unviewed(output) for output in fused.results]

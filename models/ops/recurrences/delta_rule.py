@@ -55,8 +55,7 @@ def delta_rule(inputs: RecurrenceInputs, keep_state: bool = False) -> Recurrence
     """
     if inputs.tokens == 1:
         return delta_rule_step(inputs, keep_state)
-    chunked = partial(delta_rule_chunked, keep_state=keep_state)
-    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
+    return by_kernel(partial(delta_rule_chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def run_delta_rule(
@@ -139,6 +138,8 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     chunk = min(chunk, inputs.tokens)
     chunk = power_of_two(chunk) if channels else chunk
     by_kernel = SCAN_KERNEL.chosen(inputs.devices, inputs, chunk)
+    if inputs.slots is not None and not by_kernel:
+        return over_slots(partial(delta_rule_chunked, chunk=chunk, keep_state=keep_state), inputs, keep_state)
     if by_kernel and not channels:
         return _chunks_by_kernel(inputs, chunk, keep_state)
     # [chunk, lane, head, token of the chunk, ..]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, rows_bytes, store_if
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings
 
@@ -37,15 +37,19 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
 KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
 
 
-def recurrent_step_kernel(*refs: Any, by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool) -> None:
+def recurrent_step_kernel(
+    *refs: Any, by_slot: bool, by_channel: bool, corrects: bool, surrounded: bool, keep_state: bool
+) -> None:
     """Advance some rows of the state of one lane and head.
 
     Args:
-        refs: in this order. Operands: valid, int32[lane, token], and fresh, int32[lane], in full; log decay,
-            float32[lane, token, head] in full, or [token, key] of this head; beta, float32[lane, token, head], in
-            full; q, k [token, key] of the head; v [token, value], the rows of this instance; state [value, key]; scale,
-            float32[lane, token, head], and skip, float32[head], in full, if `surrounded`. Results: the outputs, like
-            v; the new state, in the memory of the old one, unless `keep_state`.
+        refs: in this order. Operands: the row of each lane, int32[lane], in full, if `by_slot`; valid, int32[lane,
+            token], and fresh, int32[lane], in full; log decay, float32[lane, token, head] in full, or [token, key] of
+            this head; beta, float32[lane, token, head], in full; q, k [token, key] of the head; v [token, value], the
+            rows of this instance; state [value, key], or in full if `by_slot`; scale, float32[lane, token, head], and
+            skip, float32[head], in full, if `surrounded`. Results: the outputs, like v; the new state, in the memory of
+            the old one, unless `keep_state`. Idle lanes write no state.
+        by_slot: the state is a pool with the rows of the lanes anywhere.
         by_channel: one decay for each channel of the key.
         corrects: subtract the key's read from the value first, for the delta rule.
         surrounded: scale values before the write, and add them to the outputs.
@@ -53,11 +57,12 @@ def recurrent_step_kernel(*refs: Any, by_channel: bool, corrects: bool, surround
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    valid, fresh, decay, beta, q, k, v, state, *rest = refs
+    valid, fresh, decay, beta, q, k, v, state, *rest = refs[by_slot:]
     scale, skip = rest[:2] if surrounded else (None, None)
     out, new = (rest[-1], None) if keep_state else rest[-2:]
-    lane, head = pl.program_id(0), pl.program_id(1)
-    matrix = state[...]
+    lane, head, rows = pl.program_id(0), pl.program_id(1), v.shape[1]
+    place: Any = (refs[0][lane], head, pl.ds(pl.program_id(2) * rows, rows), slice(None)) if by_slot else ...
+    matrix = state[place]
     for token in range(q.shape[0]):
         real, key = valid[lane, token] > 0, k[token, :]
         decayed = (jnp.exp(decay[token, :])[None] if by_channel else jnp.exp(decay[lane, token, head])) * matrix
@@ -74,7 +79,7 @@ def recurrent_step_kernel(*refs: Any, by_channel: bool, corrects: bool, surround
             read = read + skip[head] * value
         out[token, :] = jnp.where(real, read, 0.0)
     if new is not None:
-        new[...] = matrix
+        store_if(valid[lane, 0] > 0, new.at[place], matrix)
 
 
 def recurrent_step(
@@ -87,7 +92,7 @@ def recurrent_step(
     """Run a few tokens of every lane.
 
     Args:
-        inputs: operands of the step, without slots.
+        inputs: operands of the step.
         surroundings: factors on values; None for none.
         keep_state: write no new state.
         interpret: run by Pallas' interpreter, on any platform.
@@ -97,7 +102,8 @@ def recurrent_step(
     """
     from jax.experimental import pallas as pl
 
-    lanes, heads, values, keys = inputs.state.shape
+    (_, heads, values, keys), slots = inputs.state.shape, inputs.slots
+    lanes, by_slot = len(inputs.valid), slots is not None
     tokens, by_channel = inputs.tokens, inputs.log_decay.ndim == inputs.key.ndim
     shared = heads // inputs.key.shape[2]
     beta = inputs.log_decay[..., 0] if by_channel else inputs.log_decay
@@ -115,16 +121,17 @@ def recurrent_step(
     channels = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
     value = of_head(rows, lambda lane, head, tile: (lane, 0, head, tile))
     block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
-    matrix = pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
+    matrix = unblocked if by_slot else pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
     operands = (
-        inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32), inputs.log_decay, beta,
-        inputs.query, inputs.key, inputs.value, inputs.state,
+        *(() if slots is None else (slots,)), inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32),
+        inputs.log_decay, beta, inputs.query, inputs.key, inputs.value, inputs.state,
     )  # fmt: skip
     decay = channels if by_channel else unblocked
     factors, results = surroundings or (), 2 - keep_state
     out, *state = gpu_call(
         partial(
             recurrent_step_kernel,
+            by_slot=by_slot,
             by_channel=by_channel,
             corrects=inputs.beta is not None,
             surrounded=surroundings is not None,
@@ -132,11 +139,22 @@ def recurrent_step(
         ),
         pl.GridSpec(
             grid=(lanes, heads, values // rows),
-            in_specs=[unblocked, unblocked, decay, unblocked, key, key, value, matrix, *[unblocked] * len(factors)],
+            in_specs=[
+                *[unblocked] * (2 + by_slot),
+                decay,
+                unblocked,
+                key,
+                key,
+                value,
+                matrix,
+                *[unblocked] * len(factors),
+            ],
             out_specs=[value, matrix][:results],
         ),
         [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
         aliases={} if keep_state else {len(operands) - 1: 1},
+        reads={len(operands) - 1: rows_bytes(inputs.state, lanes)},
+        writes={} if keep_state else {1: rows_bytes(inputs.state, lanes)},
         interpret=interpret,
     )(*operands, *factors)
     return RecurrenceOutputs(out, None if keep_state else state[0])

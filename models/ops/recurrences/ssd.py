@@ -47,8 +47,7 @@ def ssd(
         return outputs._replace(output=outputs.output + surroundings.skip[None, None, :, None] * inputs.value)
     if inputs.tokens == 1:
         return ssd_step(inputs, keep_state)
-    chunked = partial(ssd_chunked, keep_state=keep_state)
-    return by_kernel(partial(over_slots, chunked, keep_state=keep_state), inputs, keep_state)
+    return by_kernel(partial(ssd_chunked, keep_state=keep_state), inputs, keep_state)
 
 
 def ssd_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
@@ -83,6 +82,8 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
     chunk = min(chunk, inputs.tokens)
     if SCAN_KERNEL.chosen(inputs.devices, inputs, chunk):
         return _chunks_by_kernel(inputs, chunk, keep_state)
+    if inputs.slots is not None:
+        return over_slots(partial(ssd_chunked, chunk=chunk, keep_state=keep_state), inputs, keep_state)
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
     q, k = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.query, inputs.key))
     v, g = (_grouped(split(x, inputs.valid, chunk), groups) for x in (inputs.value, inputs.log_decay))

@@ -81,8 +81,8 @@ def test_nothing_would_fit() -> None:
 
 
 def test_available_memory_is_a_number_here() -> None:
-    found = available_memory()
-    assert found is None or found > MB
+    memory = available_memory()
+    assert memory is None or memory > MB
 
 
 def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,16 +95,19 @@ def test_load_refuses_before_weights_are_read(tmp_path: Path, monkeypatch: pytes
 
 def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lanes are divided; weights that virtual devices have alike lie there once for all of them."""
-    seen: list[Demand] = []
-    monkeypatch.setattr(Demand, "require", lambda self, available: seen.append(self))
+    demands: list[Demand] = []
+    monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
-    one, each = seen[0], seen[1]
-    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (one.lanes, one.scoring) == (8, 4)
-    assert (each.row, each.page) == (one.row, one.page) and one.weights // 4 - 64 <= each.weights <= one.weights // 4
+    whole, each = demands
+    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (whole.lanes, whole.scoring) == (8, 4)
+    assert (each.row, each.page) == (
+        whole.row,
+        whole.page,
+    ) and whole.weights // 4 - 64 <= each.weights <= whole.weights // 4
     monkeypatch.undo()
-    found = available_memory(Placement(hybridlm.mesh(data=4)))
-    assert found is None or found < MB + (available_memory() or 0) // 3
+    memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
+    assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3
     split = replace(each, row=MB, page=MB, weights=0)
     with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=128 or cache=1536"):
         split.require(split.total - 1)
@@ -114,16 +117,16 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
 def test_load_counts_the_scratch_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled steps decide where weights and rows just fit; no pool has been allocated by then."""
     directory = write_text_checkpoint(tmp_path)
-    seen: list[int] = []
+    totals: list[int] = []
     real = Demand.require
 
     def require(self: Demand, available: int | None) -> None:
-        seen.append(self.total)
+        totals.append(self.total)
         real(self, available)
 
     monkeypatch.setattr(Demand, "require", require)
     hybridlm.load(directory, lanes=1, context=32, chunk=4)
-    (needed,) = seen
+    (needed,) = totals
     monkeypatch.setattr(memory, "available_memory", lambda placement: needed)
     monkeypatch.setattr(Engine, "borrow", lambda *args: pytest.fail("a pool was allocated"))
     weights = sum(array.nbytes for array in hybridlm.load(directory, lanes=1, context=32, chunk=4).params.values())

@@ -37,7 +37,7 @@ def run(*options: str) -> Result:
 
 
 def ids(step: PlannedStep) -> set[str]:
-    return {one.id for one in step.proved}
+    return {claim.id for claim in step.proved}
 
 
 def written(directory: Path, fields: dict[str, Any]) -> str:
@@ -62,8 +62,8 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
     result = run("--abstract", "--config", written(tmp_path, SHALLOW))
     assert result.exit_code == 0, result.output
     rows = re.findall(ROW, result.output)
-    found = [row[:3] for row in rows]
-    assert found == [
+    entries = [row[:3] for row in rows]
+    assert entries == [
         ("generate", "8", "256"),
         ("generate", "64", "1"),
         ("verify", "64", "5"),
@@ -96,18 +96,18 @@ def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
     options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
     result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
     assert result.exit_code == 0, result.output
-    one = abstract_engine(
+    single = abstract_engine(
         Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=4, context=128, dtype="float32", chunk=4)
     )
     size = abstract_engine(
         Path(written(tmp_path, SHALLOW)),
         EngineConfig(lanes=4, context=128, dtype="float32", chunk=4, mesh=abstract_mesh(2, 8)),
     )
-    assert size.row_bytes_on_a_device == (one.row_bytes_on_a_device - 4) // 8 + 4
+    assert size.row_bytes_on_a_device == (single.row_bytes_on_a_device - 4) // 8 + 4
     norms = 7 * 2048 + 2 * 64
-    whole = sum(param.size for param in one.params)
-    assert one.parameters_on_a_device == (whole, 4 * whole)
-    assert size.parameters_on_a_device == ((whole - norms) // 8 + norms, ((whole - norms) // 8 + norms) * 4)
+    count = sum(param.size for param in single.params)
+    assert single.parameters_on_a_device == (count, 4 * count)
+    assert size.parameters_on_a_device == ((count - norms) // 8 + norms, ((count - norms) // 8 + norms) * 4)
     # the embedding and six branches, of two lanes of 2048; the logits of 8192 tokens of two lanes
     text = " ".join(result.output.split())
     assert "exchanged by generate 4x1: 7 x psum over model of 16384 bytes (float32) by each of 8 devices" in text

@@ -61,5 +61,5 @@ def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     shape = lm.engine.generating(1, 1)
     step, _ = lm.engine.programs.step(shape)
     plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
-    found, expected = (operations(one) for one in (lm.engine.program(shape).compiled, plain))
-    assert len(found) > 500 and found == expected
+    names, expected = (operations(compiled) for compiled in (lm.engine.program(shape).compiled, plain))
+    assert len(names) > 500 and names == expected

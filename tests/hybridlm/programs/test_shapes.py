@@ -55,10 +55,10 @@ def test_absent_parts_have_no_arrays_in_a_contract(text_lm: hybridlm.LM, shape: 
 def test_every_array_has_a_digest_of_its_own(text_lm: hybridlm.LM) -> None:
     """Changes of logits have tokens, too, and vectors have indices, as sampling has."""
     inputs: Any = inputs_of(text_lm, SHAPES[1])
-    before = digests(inputs)
-    assert len(before) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
+    original = digests(inputs)
+    assert len(original) == len(jax.tree.leaves(inputs)) <= DIGEST_WORDS - 2
     leaves, tree = jax.tree.flatten(inputs)
-    for number, name in enumerate(before):
+    for number, name in enumerate(original):
         changed = [leaf + np.ones_like(leaf) if i == number else leaf for i, leaf in enumerate(leaves)]
-        after = digests(tree.unflatten(changed))
-        assert [field for field in before if after[field] != before[field]] == [name]
+        changed_digests = digests(tree.unflatten(changed))
+        assert [field for field in original if changed_digests[field] != original[field]] == [name]

@@ -65,5 +65,5 @@ def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
     moves = text_lm.engine.moves
     for length, spans in ((2, 1), (129, 1), (130, 2)):
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes
-    whole = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
-    assert whole == text_lm.engine.row_bytes_on_a_device
+    total = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
+    assert total == text_lm.engine.row_bytes_on_a_device

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridlm.rows.pool import LaneMap, RowPool, RowsLost
+from hybridlm.rows.pool import RowPool, RowsLost
 from hybridlm.steps.structure import Rows
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotsExhausted
 from models import KV_BLOCK
-
-BLOCKS = 2
-"""Pages of a row."""
 
 
 def pool_of(size: int, devices: int = 1, pages: int | None = None) -> RowPool:
@@ -50,28 +47,13 @@ def test_every_sequence_has_a_lane_of_its_device_and_every_lane_a_row_of_its_own
 ) -> None:
     devices, each, rows, lanes = arrangement
     pool = pool_of(devices * each, devices)
-    acquired_slots = acquired(pool, rows)
-    places, lane_map = pool.arrange(acquired_slots, devices * lanes)
+    places, lane_map = pool.arrange(acquired(pool, rows), devices * lanes)
     numbers = lane_map.rows.tolist()
     assert [numbers[place] for place in places] == rows
     assert len(numbers) == devices * lanes and len(set(numbers)) == len(numbers)
     for lane, row in enumerate(numbers):
         assert row // each == lane // lanes and lane_map.slots[lane] == row % each
     assert lane_map.rows.dtype == lane_map.slots.dtype == np.int32
-    check_pages(pool, acquired_slots, lane_map, places)
-
-
-def check_pages(pool: RowPool, slots: list[Slot], lane_map: LaneMap, places: list[int]) -> None:
-    """Check that sequences have pages of their device, all different, and idle lanes null pages."""
-    table, each = lane_map.pages, pool.pages // pool.devices
-    assert table is not None and table.dtype == np.int32 and table.shape == (len(lane_map.rows), BLOCKS)
-    assert not table[[lane for lane in range(len(table)) if lane not in places]].any()
-    for slot, place in zip(slots, places, strict=True):
-        device = place * pool.devices // len(table)
-        assert all(0 < page < each for page in table[place])
-        assert [pool.page(slot, block) for block in range(BLOCKS)] == (table[place] + device * each).tolist()
-    used = [pool.page(slot, block) for slot in slots for block in range(BLOCKS)]
-    assert len(set(used)) == len(used)
 
 
 @given(arrangements())
@@ -187,9 +169,3 @@ def test_arrays_that_were_not_put_back_are_lost() -> None:
             use()
     pool.put(rows)
     assert pool.whole and pool.look() is rows
-
-
-def test_a_pool_without_caches_has_no_pages() -> None:
-    token: Any = np.zeros((2, 1), np.int32)
-    pool = RowPool(Rows((), token))
-    assert pool.arrange([pool.acquire()], 2)[1].pages is None

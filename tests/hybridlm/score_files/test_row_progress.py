@@ -7,8 +7,15 @@ import pytest
 from toy_scorer import write_lines
 
 import hybridlm
-from hybridlm.progress import Lines
+from hybridlm.progress import Lines, progress_line
 from hybridlm.score_files.row_progress import Amount, RowProgress
+
+
+def test_line_of_progress():
+    assert progress_line("answering", 0, 100, 0.2) == "answering: 0% after 0 s"
+    assert progress_line("answering", 25, 100, 1000.0) == "answering: 25% after 1,000 s, 0:50:00 left"
+    assert progress_line("answering", 75, 100, 10.0, stored=75) == "answering: 75% after 10 s"
+    assert progress_line("answering", 80, 100, 10.0, stored=75) == "answering: 80% after 10 s, 0:00:40 left"
 
 
 def test_long_rows_count_more_and_tokens_within_a_part() -> None:

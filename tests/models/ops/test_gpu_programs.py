@@ -89,13 +89,13 @@ def test_a_state_is_updated_in_place_by_what_reads_it(step: Callable[..., Any]) 
     vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
     mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)
     scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
-    once = 4 * lanes * heads * size * size
-    assert scratch < once / 4
-    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * once
+    states = 4 * lanes * heads * size * size
+    assert scratch < states / 4
+    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * states
 
 
-@pytest.mark.parametrize(("groups", "size", "most"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
-def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, most: float) -> None:
+@pytest.mark.parametrize(("groups", "size", "limit"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
+def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, limit: float) -> None:
     """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
     lanes, kv_heads, context = 64, 2, 2048
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
@@ -107,12 +107,12 @@ def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size
         array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
     )  # fmt: skip
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
-    assert result.moved_in_a_turn < most * a_turn
+    assert result.moved_in_a_turn < limit * a_turn
     assert result.moved < a_turn, "no cache is turned in front of the loop"
 
 
-@pytest.mark.parametrize(("lanes", "most"), [(1, 1.6), (8, 1.3), (32, 1.35)])
-def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, most: float) -> None:
+@pytest.mark.parametrize(("lanes", "limit"), [(1, 1.6), (8, 1.3), (32, 1.35)])
+def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, limit: float) -> None:
     """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
     kv_heads, groups, size, context = 2, 8, 256, 1 << 17
     rows = array(lanes, kv_heads, context, size, dtype=BF16)
@@ -124,7 +124,7 @@ def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, most: float) -> 
         array(lanes, 1, dtype=jnp.bool_), array(dtype=I32),
     )  # fmt: skip
     turn = turn_blocks(context // KV_BLOCK, "gpu", lanes * kv_heads) * KV_BLOCK
-    assert result.moved_in_a_turn < most * 2 * 2 * lanes * kv_heads * turn * size
+    assert result.moved_in_a_turn < limit * 2 * 2 * lanes * kv_heads * turn * size
 
 
 @cache
@@ -225,9 +225,9 @@ def test_packed_weights_are_multiplied_from_their_codes(scheme: str, rows: int) 
     weight = packed((outputs, inputs), groups, scheme)
     x = array(rows, inputs)
     scratch, result = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu", kernels="auto")), x, weight)
-    beside = 4 * max(rows, 16) * (inputs + outputs)
-    assert result.moved < 1.25 * (weight.nbytes + beside)
-    assert scratch < beside and (scratch < outputs * inputs or rows == 2048)
+    operands = 4 * max(rows, 16) * (inputs + outputs)
+    assert result.moved < 1.25 * (weight.nbytes + operands)
+    assert scratch < operands and (scratch < outputs * inputs or rows == 2048)
     if rows < 2048:
         _, without = compiled(lambda x, weight: linear(x, weight, Devices(platform="gpu")), x, weight)
         assert without.moved > 2 * result.moved, "what XLA does without a kernel"
@@ -243,10 +243,10 @@ def test_packed_experts_are_multiplied_from_their_codes(scheme: str, rows: int) 
     scratch, result = compiled(
         lambda *args: experts_product(*args, devices=Devices(platform="gpu", kernels="auto")), x, weight, expert
     )
-    beside, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
+    operands, tile = 4 * rows * (inputs + outputs), max(MIN_ROWS, min(MAX_ROWS, rows // experts))
     read = weight.nbytes * matrix_reads(rows, tile, experts) / experts
-    assert result.moved < 1.1 * read + 3 * beside
-    assert scratch < 2 * beside
+    assert result.moved < 1.1 * read + 3 * operands
+    assert scratch < 2 * operands
 
 
 @pytest.mark.parametrize("rows", [8, 64, 2048])

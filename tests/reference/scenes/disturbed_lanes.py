@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from perturbation import Influence, influence, rows_of
+from verify_scene import own_table
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.rows.pool import RowPool
 from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.hooks import Ablations, ProbeInputs, Vectors, site_of
 from hybridlm.steps.operands import Batch, Chosen, StepInputs
@@ -65,7 +65,7 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
     ids = rng.integers(1, vocab, (lanes, tokens)).astype(np.int32)
     lengths = repeated((1, 1, 1, 0) if tokens == 1 else (tokens, tokens // 2, tokens - 1, 0), np.int32)
     blocks = np.int32(kv_blocks(max(POSITIONS) + tokens))
-    table = RowPool(pools, shape.pages, shape.blocks).table(range(lanes), range(lanes))
+    table = own_table(lanes, lm.context) if shape.pages else None
     slots = np.arange(lanes, dtype=np.int32)
     inputs = StepInputs(Batch(ids, lengths, repeated(POSITIONS, np.int32), slots, blocks, table))
     if shape.probes is not None:
@@ -107,10 +107,10 @@ def _probes(lm: hybridlm.LM, shape: Shape, repeated: Callable[[Any, Any], np.nda
     vector = np.random.default_rng(1).normal(size=(shape.lanes, vectors, lm.config.hidden_size)).astype(np.float32)
     places = slots([0, 1, 0, shape.tokens], wanted) if shape.step == "score" else None
     replaces = slots([0, 0, 1, 0], vectors).astype(bool)
-    given = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
+    additions = Vectors(slots([1, -1, 0, 1], vectors), *span(vectors), replaces, vector)
     site = slots([-1, site_of(layer, name), -1, -1], ablations)
     layers = np.array([[0, 2], [2, -1], [1, 0], [-1, -1]], np.int32)[np.arange(shape.lanes) % 4, :hidden]
-    return ProbeInputs(places, layers, given, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
+    return ProbeInputs(places, layers, additions, Ablations(site, slots([0, 1, 0, 0], ablations), *span(ablations)))
 
 
 def change(path: str, row: np.ndarray, rng: np.random.Generator, vocab: int) -> np.ndarray:
@@ -169,24 +169,24 @@ def disturb_halves(
 
 def _disturbed(args: tuple[Any, ...], bound: Any, hit: np.ndarray, vocab: int) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(args)
-    for i, one in enumerate(bound.inputs):
-        if not isinstance(one.entry, Lane | Pool):
+    for i, spec in enumerate(bound.inputs):
+        if not isinstance(spec.entry, Lane | Pool):
             continue
-        leaf, axis = leaves[i], one.entry.axis
-        if one.path.startswith("args[1].layers"):
-            rows = [row for lane in np.flatnonzero(hit) for row in rows_of(bound, leaves, one.entry, int(lane))]
+        leaf, axis = leaves[i], spec.entry.axis
+        if spec.path.startswith("args[1].layers"):
+            rows = [row for lane in np.flatnonzero(hit) for row in rows_of(bound, leaves, spec.entry, int(lane))]
             where = np.isin(np.arange(leaf.shape[axis]), rows).reshape(
                 [-1 if j == axis else 1 for j in range(leaf.ndim)]
             )
             leaves[i] = jnp.where(where, jnp.asarray(np.nan, leaf.dtype), leaf)
-        elif one.path == LENGTHS:
+        elif spec.path == LENGTHS:
             # no lane that is disturbed does nothing
             tokens = int(np.max(leaf))
             leaves[i] = np.where(hit, np.where(leaf == tokens, 1, tokens), leaf).astype(np.int32)
         else:
             array = np.moveaxis(np.array(leaf), axis, 0)
             for lane in np.flatnonzero(hit):
-                array[lane] = change(one.path, array[lane], np.random.default_rng((int(lane), i)), vocab)
+                array[lane] = change(spec.path, array[lane], np.random.default_rng((int(lane), i)), vocab)
             leaves[i] = np.moveaxis(array, 0, axis)
     return jax.tree.unflatten(tree, leaves)
 

@@ -60,11 +60,11 @@ def influence(
     """
     leaves, tree = jax.tree.flatten(args)
     leaves = [np.asarray(leaf) for leaf in leaves]
-    own = [i for i, b in enumerate(bound.inputs) if isinstance(b.entry, Lane | Pool)]
+    inputs = [i for i, b in enumerate(bound.inputs) if isinstance(b.entry, Lane | Pool)]
     base = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*args))]
-    found = Influence([], [])
+    influence = Influence([], [])
     for lane in range(bound.lanes) if lanes is None else lanes:
-        for sources in [[i] for i in own] + [own]:
+        for sources in [[i] for i in inputs] + [inputs]:
             changed = list(leaves)
             for i in sources:
                 entry: Any = bound.inputs[i].entry
@@ -75,15 +75,15 @@ def influence(
                 changed[i] = np.moveaxis(array, 0, axis)
             name = bound.inputs[sources[0]].path if len(sources) == 1 else "everything"
             got = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, changed)))]
-            seen = False
+            reached = False
             for output, before, after in zip(bound.outputs, base, got, strict=True):
                 out: Any = output.entry
                 for other in range(bound.lanes):
                     rows = rows_of(bound, leaves, out, other)
                     if before.take(rows, out.axis).tobytes() != after.take(rows, out.axis).tobytes():
-                        seen = seen or other == lane
+                        reached = reached or other == lane
                         if other != lane:
-                            found.leaks.append(Leak(lane, name, other, output.path))
-            if not seen:
-                found.inert.append((lane, name))
-    return found
+                            influence.leaks.append(Leak(lane, name, other, output.path))
+            if not reached:
+                influence.inert.append((lane, name))
+    return influence

@@ -44,9 +44,9 @@ class Lane:
     """
 
     def __init__(
-        self, past: Sequence[int], certain: Sequence[int], drafts: Sequence[int] = (), sampled: int | None = None
+        self, history: Sequence[int], certain: Sequence[int], drafts: Sequence[int] = (), sampled: int | None = None
     ):
-        self.past, self.certain, self.drafts, self.sampled = tuple(past), tuple(certain), tuple(drafts), sampled
+        self.past, self.certain, self.drafts, self.sampled = tuple(history), tuple(certain), tuple(drafts), sampled
 
     def but(self, certain: Sequence[int] | None = None, drafts: Sequence[int] | None = None) -> "Lane":
         """The same with other tokens in the step."""
@@ -166,13 +166,13 @@ class Steps:
 
     def right_drafts(self, rows: Rows, lanes: Sequence[Lane], count: int) -> list[list[int]]:
         """Tokens that each lane samples next, so many times, behind its certain tokens."""
-        found: list[list[int]] = [[] for _ in lanes]
+        drafts: list[list[int]] = [[] for _ in lanes]
         for _ in range(count):
-            longer = [lane.but(certain=(*lane.certain, *known)) for lane, known in zip(lanes, found, strict=True)]
+            longer = [lane.but(certain=(*lane.certain, *tokens)) for lane, tokens in zip(lanes, drafts, strict=True)]
             sampled = self.verify(rows, longer)[1]
-            for lane, known in enumerate(found):
-                known.append(int(sampled[lane, len(longer[lane].certain) - 1]))
-        return found
+            for lane, tokens in enumerate(drafts):
+                tokens.append(int(sampled[lane, len(longer[lane].certain) - 1]))
+        return drafts
 
 
 def wrong(token: int, vocab: int) -> int:
@@ -184,20 +184,20 @@ def scene_of(steps: Steps) -> Scene:
     """Drafts that are right, partly right and wrong, no drafts, a prompt and an idle lane; two lanes are sampled."""
     vocab = steps.lm.config.vocab_size
     rng = np.random.default_rng(1)
-    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (9, 4, 130, 12, 0, 5)]
-    rows = steps.used_rows(past, rng)
+    histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (9, 4, 130, 12, 0, 5)]
+    rows = steps.used_rows(histories, rng)
     last = [int(token) for token in rng.integers(3, vocab, 6)]
     begun = [
         Lane(p, (token,), sampled=k if k in (1, 3) else None)
-        for k, (p, token) in enumerate(zip(past, last, strict=True))
+        for k, (p, token) in enumerate(zip(histories, last, strict=True))
     ]
     right = steps.right_drafts(rows, begun, TOKENS - 1)
     prompt = tuple(map(int, rng.integers(3, vocab, TOKENS)))
     until_wrong = (*right[1][:2], wrong(right[1][2], vocab))
-    behind = steps.right_drafts(rows, [one.but(certain=(*one.certain, *until_wrong)) for one in begun], 1)
+    correct = steps.right_drafts(rows, [lane.but(certain=(*lane.certain, *until_wrong)) for lane in begun], 1)
     lanes = [
         begun[0].but(drafts=right[0]),  # every draft right
-        begun[1].but(drafts=(*until_wrong, *behind[1])),  # what is sampled behind a wrong one is no better
+        begun[1].but(drafts=(*until_wrong, *correct[1])),  # what is sampled behind a wrong one is no better
         begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
         begun[3],  # no drafts
         begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts
@@ -208,21 +208,21 @@ def scene_of(steps: Steps) -> Scene:
 
 def states(rows: Rows, lane: int, end: int) -> list[np.ndarray]:
     """A lane's rows, of caches what lies before `end`."""
-    found = []
+    arrays = []
     for leaf in jax.tree.leaves(rows.layers):
         row = by_lane(leaf, len(rows.token))[lane]
-        found.append(row[:, :end] if row.ndim == 3 and row.shape[1] >= CONTEXT else row)
-    return found
+        arrays.append(row[:, :end] if row.ndim == 3 and row.shape[1] >= CONTEXT else row)
+    return arrays
 
 
 def prompts_of(steps: Steps) -> Scene:
     """Prompts that end in unaligned places, one with drafts behind it, beside one that drafts and an idle lane."""
     vocab = steps.lm.config.vocab_size
     rng = np.random.default_rng(2)
-    past = [tuple(map(int, rng.integers(3, vocab, size))) for size in (3, 0, 8, 14, 0, 126)]
+    histories = [tuple(map(int, rng.integers(3, vocab, size))) for size in (3, 0, 8, 14, 0, 126)]
     certain = [tuple(map(int, rng.integers(3, vocab, size))) for size in (2, 3, 1, 1, 1, 4)]
-    rows = steps.used_rows(past, rng)
-    begun = [Lane(p, tokens) for p, tokens in zip(past, certain, strict=True)]
+    rows = steps.used_rows(histories, rng)
+    begun = [Lane(p, tokens) for p, tokens in zip(histories, certain, strict=True)]
     right = steps.right_drafts(rows, begun[:5] + [begun[5].but(certain=())], 3)
     lanes = [
         begun[0].but(drafts=(*right[0][:2], wrong(right[0][2], vocab))),  # goes on, and drafts behind its end

@@ -51,10 +51,10 @@ def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
         name: of the model.
         all_lanes: for every number of lanes that is compiled, not for the largest alone.
     """
-    found = all_shapes(engine(name), drafts=True)
+    shapes = all_shapes(engine(name), drafts=True)
     with_logprobs = [Shape("generate", LANES, 1, SLOTS, 2), Shape("score", LANES, CHUNK, LANES, 2)]
     with_logprobs = [engine(name).paged(shape) for shape in with_logprobs]
-    return [*(shape for shape in found if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
+    return [*(shape for shape in shapes if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
 
 
 def _rows(shape: AnyShape) -> set[int]:
@@ -72,24 +72,24 @@ def program(name: str, shape: AnyShape) -> Program:
 
     def draw(rng: np.random.Generator) -> tuple[Any, ...]:
         if not isinstance(shape, Shape):
-            return jax.tree.unflatten(jax.tree.structure(types), [_moved(rng, one) for one in bound.inputs])
-        params, rows = jax.tree.map(lambda one: _drawn(rng, one), types[:2])
+            return jax.tree.unflatten(jax.tree.structure(types), [_moved(rng, spec) for spec in bound.inputs])
+        params, rows = jax.tree.map(lambda leaf: _drawn(rng, leaf), types[:2])
         return params, rows, _inputs(rng, shape, engine(name).vocab_size)
 
     return Program(f"{name}, {shape}", step, contract, draw)
 
 
-def _drawn(rng: np.random.Generator, one: Any) -> np.ndarray:
-    if np.issubdtype(one.dtype, np.integer):
-        return rng.integers(0, 53, one.shape).astype(one.dtype)
-    return rng.normal(size=one.shape, scale=0.3).astype(one.dtype)
+def _drawn(rng: np.random.Generator, leaf: Any) -> np.ndarray:
+    if np.issubdtype(leaf.dtype, np.integer):
+        return rng.integers(0, 53, leaf.shape).astype(leaf.dtype)
+    return rng.normal(size=leaf.shape, scale=0.3).astype(leaf.dtype)
 
 
-def _moved(rng: np.random.Generator, one: Bound) -> np.ndarray:
+def _moved(rng: np.random.Generator, spec: Bound) -> np.ndarray:
     """Draw arguments of a step that copies or keeps a row: any row, or arrays."""
-    if isinstance(one.entry, SlotMap):
-        return rng.integers(0, one.entry.size, one.shape).astype(np.int32)
-    return _drawn(rng, one)
+    if isinstance(spec.entry, SlotMap):
+        return rng.integers(0, spec.entry.size, spec.shape).astype(np.int32)
+    return _drawn(rng, spec)
 
 
 def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:

@@ -76,8 +76,8 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
     gone_on_from: dict[Any, CachedBuffers] = {}
     take, restore = RowMoves.take, RowMoves.restore
 
-    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, known: Any = ()) -> Snapshot:
-        snapshot = take(self, pool, slot, tokens, owner, known)
+    def taken(self: RowMoves, pool: Any, slot: Any, tokens: Any, owner: Any, spans: Any = ()) -> Snapshot:
+        snapshot = take(self, pool, slot, tokens, owner, spans)
         if owner in gone_on_from and snapshot.state is not None and gone_on_from[owner].on_device:
             gone_on_from[owner].arrays = snapshot.state.arrays
         return snapshot
@@ -127,8 +127,8 @@ def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
     """The prompt is read on from the last whole chunk, on the state of a later token."""
     right = RowMoves.restore
 
-    def restore(self: RowMoves, *arguments: Any, **more: Any) -> int:
-        return right(self, *arguments, **more) // 5 * 5
+    def restore(self: RowMoves, *arguments: Any, **options: Any) -> int:
+        return right(self, *arguments, **options) // 5 * 5
 
     patch.setattr(RowMoves, "restore", restore)
 
@@ -170,18 +170,18 @@ def layout_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 def before_the_step(patch: pytest.MonkeyPatch) -> None:
     """A state is taken of the rows as they were before the step that its label counts."""
-    before: dict[RowPool, Any] = {}
+    pools: dict[RowPool, Any] = {}
     run, look = Engine.run, RowPool.look
 
-    def wrong_run(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **more: Any) -> Any:
-        before[pool] = jax.tree.map(jnp.copy, look(pool))
-        return run(self, shape, pool, *arguments, **more)
+    def wrong_run(self: Engine, shape: Any, pool: RowPool, *arguments: Any, **options: Any) -> Any:
+        pools[pool] = jax.tree.map(jnp.copy, look(pool))
+        return run(self, shape, pool, *arguments, **options)
 
     right = RowMoves._keep
 
     def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, *arguments: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(RowPool, "look", lambda pool: before[pool])
+            inner.setattr(RowPool, "look", lambda pool: pools[pool])
             right(self, buffers, part, pool, *arguments)
 
     patch.setattr(Engine, "run", wrong_run)
@@ -191,18 +191,18 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
     """Page in what was paged out last, whichever state is asked for."""
     last: list[tuple[Any, ...]] = []
-    put, evict_one = CacheMemory.page_in, CacheMemory.evict_one
+    restore, evict_one = CacheMemory.page_in, CacheMemory.evict_one
 
     def page_in(self: CacheMemory, buffers: CachedBuffers) -> None:
         if buffers in self._host:
-            same = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in buffers.arrays]]
-            buffers.arrays = same[-1] if same else buffers.arrays
-        put(self, buffers)
+            similar = [arrays for arrays in last if [a.shape for a in arrays] == [a.shape for a in buffers.arrays]]
+            buffers.arrays = similar[-1] if similar else buffers.arrays
+        restore(self, buffers)
 
     def noted(self: CacheMemory) -> bool:
-        done = evict_one(self)
+        evicted = evict_one(self)
         last.extend(buffers.arrays for buffers in list(self._host)[-1:])
-        return done
+        return evicted
 
     patch.setattr(CacheMemory, "page_in", page_in)
     patch.setattr(CacheMemory, "evict_one", noted)
@@ -213,8 +213,8 @@ def any_tokens(patch: pytest.MonkeyPatch) -> None:
     right = PrefixCache.pinned
 
     def pinned(self: PrefixCache, prompt: Any, start: Any) -> Any:
-        found = [place for place in self._nodes.values() if place.position < len(prompt)]
-        deepest = max(found, key=lambda place: place.position, default=None)
+        nodes = [place for place in self._nodes.values() if place.position < len(prompt)]
+        deepest = max(nodes, key=lambda place: place.position, default=None)
         return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
 
     patch.setattr(PrefixCache, "pinned", pinned)

@@ -46,8 +46,8 @@ def one_row_for_two(patch: pytest.MonkeyPatch) -> None:
 
 def of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     """Slots stay on the device for all steps of as many lanes."""
-    kept: dict[int, np.ndarray] = {}
-    mapped(patch, lambda slots, pool: kept.setdefault(len(slots), slots))
+    first_slots: dict[int, np.ndarray] = {}
+    mapped(patch, lambda slots, pool: first_slots.setdefault(len(slots), slots))
 
 
 def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def _counts(mutants: Iterable[EngineMutant | StepMutant]) -> str:
 
 def _mutants(mutants: Iterable[EngineMutant | StepMutant]) -> str:
     text = "| mutant | after | what is wrong | found by the |\n|---|---|---|---|\n"
-    return text + "".join(_row(one.id, one.source, one.description, one.finder) for one in mutants)
+    return text + "".join(_row(mutant.id, mutant.source, mutant.description, mutant.finder) for mutant in mutants)
 
 
 def _mechanisms() -> str:

@@ -32,18 +32,18 @@ LANES = {9: 1, 47: 2, 52: 1}
 
 
 class Asked(NamedTuple):
-    """One request: it joins before step `at`; its prompt has `tokens` tokens, or is given."""
+    """One request: it joins before `step`; its prompt has `tokens` tokens, or is `token_ids`."""
 
-    at: int
+    step: int
     tokens: int
     settings: dict[str, Any]
-    given: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] = ()
 
     @property
     def prompt(self) -> list[int]:
-        if self.given:
-            return list(self.given)
-        return [3 + (7 * i * i + 11 * self.tokens + 5 * self.at) % 90 for i in range(self.tokens)]
+        if self.token_ids:
+            return list(self.token_ids)
+        return [3 + (7 * i * i + 11 * self.tokens + 5 * self.step) % 90 for i in range(self.tokens)]
 
 
 STOPS = list(range(3, 97, 4))
@@ -63,8 +63,8 @@ REQUESTS = (
 STEMS = tuple(tuple(3 + (5 * i * i + 17 * i + 7 * stem) % 90 for i in range(40)) for stem in range(4))
 A, B = (*STEMS[0][:11], 40), (*STEMS[1][:8], 41)
 WITH_CACHE = tuple(
-    Asked(at, len(prompt), settings, prompt)
-    for at, prompt, settings in (
+    Asked(step, len(prompt), settings, prompt)
+    for step, prompt, settings in (
         (0, A, {"max_tokens": 12}),
         (0, B, {"max_tokens": 6}),
         (0, STEMS[2][:16], {"max_tokens": 4}),
@@ -126,17 +126,17 @@ def requests(lm: hybridlm.LM) -> tuple[Asked, ...]:
 
 def alone(lm: hybridlm.LM, asked_of: tuple[Asked, ...] = REQUESTS) -> list[Alone]:
     """Every request of a traffic in a session of its own."""
-    found = []
-    for index, asked in enumerate(asked_of):
-        settings: Any = _free(asked.settings)
+    results = []
+    for index, request in enumerate(asked_of):
+        settings: Any = _free(request.settings)
         with lm.session() as session:
             priority = settings.pop("priority", 0)
             session.add(
-                lm.text_model.inputs.request(index, asked.prompt, hybridlm.SamplingParams(**settings), priority)
+                lm.text_model.inputs.request(index, request.prompt, hybridlm.SamplingParams(**settings), priority)
             )
             ended = [event.completion for _ in range(MOST_STEPS) for event in session.step() if event.completion]
-        found += [Alone(one.token_ids, one.finish_reason) for one in ended]
-    return found
+        results += [Alone(completion.token_ids, completion.finish_reason) for completion in ended]
+    return results
 
 
 def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
@@ -149,7 +149,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     Raises:
         SlotError, SanitizerError, SnapshotError, TreeError, NeverEnded, Changed: what is wrong with the run.
     """
-    found: dict[int, Alone] = {}
+    results: dict[int, Alone] = {}
     engine, asked_of = lm.engine, requests(lm)
     engine._idle_pool = None  # nothing of a run that had a fault
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
@@ -163,9 +163,9 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             patch.setattr(admission, "ROOM", 3)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
-            for asked in asked_of:
-                if asked.at == step:
-                    session.submit(asked.prompt, **_free(asked.settings))
+            for request in asked_of:
+                if request.step == step:
+                    session.submit(request.prompt, **_free(request.settings))
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
@@ -173,18 +173,18 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
                 scheduler._decode_lanes = LANES[step]
             for event in session.step():
                 if event.completion is not None:
-                    found[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)
+                    results[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)
             session.check_integrity()
-            if len(found) == len(asked_of):
+            if len(results) == len(asked_of):
                 watch.check()
-                return found
-    raise NeverEnded(f"requests {sorted(set(range(len(asked_of))) - set(found))} have not ended")
+                return results
+    raise NeverEnded(f"requests {sorted(set(range(len(asked_of))) - set(results))} have not ended")
 
 
 def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None) -> Finder | None:
     """Name of the check that finds something wrong with the traffic; None for a right run."""
     try:
-        found = run(lm, speculate)
+        results = run(lm, speculate)
     except (SlotError, hybridlm.RowsLost):
         return Finder.OWNER
     except (SanitizerError, LedgerError):
@@ -197,7 +197,7 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
         return Finder.ARRAYS
     except (NeverEnded, hybridlm.NumericalError):
         return Finder.ALONE
-    return None if all(_agree(found[index], one) for index, one in enumerate(want)) else Finder.ALONE
+    return None if all(_agree(results[index], expected) for index, expected in enumerate(want)) else Finder.ALONE
 
 
 def _agree(got: Alone, want: Alone) -> bool:
@@ -224,6 +224,6 @@ class _Arrays:
         patch.setattr(Placement, "put", watched)
 
     def check(self) -> None:
-        for array, held in self._seen:
-            if not np.array_equal(array, held):
-                raise Changed(f"held {held.tolist()} when a step was dispatched, holds {array.tolist()} now")
+        for array, copy in self._seen:
+            if not np.array_equal(array, copy):
+                raise Changed(f"held {copy.tolist()} when a step was dispatched, holds {array.tolist()} now")

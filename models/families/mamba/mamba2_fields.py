@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from models.config.reader import ConfigReader
@@ -65,6 +66,14 @@ def read_mamba2(
         step_limits=reader.limits("time_step_limit", (0.0, math.inf)),
         **variant,
     )
+
+
+def with_floor(reader: ConfigReader, mixer: Mamba2Config) -> Mamba2Config:
+    """Return a layer with the lower limit of time steps in prompts of transformers, if `hf_compat_dt_floor` asks."""
+    if not reader.flag("hf_compat_dt_floor", False):
+        return mixer
+    low, high = mixer.step_limits
+    return replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
 
 
 def mamba2_weights(c: Mamba2Config, hidden: int, path: Path, name: str) -> list[Weight]:

@@ -1,0 +1,178 @@
+"""Mamba2 layers behind a transformer block with shared parameters (Zamba2, arXiv:2411.15242)."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float, Float32, Int
+
+from models.layers.initial import matrix
+from models.layers.mlp import Mlp, MlpConfig
+from models.layers.norms import RMSNorm
+from models.mixers.attention import Attention, AttentionConfig
+from models.mixers.kv_cache import KVCache
+from models.mixers.mamba2 import Mamba2Config
+from models.ops.linear import LinearWeight, linear
+from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce
+from models.sharding.shard_sizes import ShardingError, try_shard_configs
+from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
+from models.state.shapes import Activations, LaneInfo
+from models.state.state import ConvRecurrentState, Stateful
+
+
+@dataclass(frozen=True)
+class SharedBlockConfig:
+    """A Mamba2 layer behind one call of a transformer block.
+
+    Attributes:
+        attention: of the block; it reads residual stream and embedding, so its input has twice the width.
+        mlp: of the block.
+        mamba: the layer itself.
+        block: number of the block; layers with equal numbers share its parameters.
+        rank: of the adapters, which each call has for itself.
+        attention_adapters: queries, keys and values have adapters, and not only the MLP.
+        eps: of the norms.
+        devices: of the sharded layer.
+    """
+
+    attention: AttentionConfig
+    mlp: MlpConfig
+    mamba: Mamba2Config
+    block: int
+    rank: int
+    attention_adapters: bool
+    eps: float
+    devices: Devices = SINGLE_DEVICE
+
+    def shard(self, devices: Devices) -> "SharedBlockConfig":
+        """Return the config of one device."""
+        parts = {"attention": self.attention, "mlp": self.mlp, "mamba": self.mamba}
+        local, faults = try_shard_configs(parts.values(), devices)
+        if faults:
+            raise ShardingError(devices, faults)
+        return replace(self, devices=devices, **{name: local[part] for name, part in parts.items()})
+
+    def build(self, hidden: int, rngs: nnx.Rngs) -> "SharedBlockMamba":
+        """Build the layer, for a residual stream of width `hidden`."""
+        return SharedBlockMamba(self, hidden, rngs)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AdaptedMatrix(LinearWeight):
+    """A matrix plus the product of an adapter's two (LoRA, arXiv:2106.09685)."""
+
+    base: Any
+    down: Any
+    up: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the matrix."""
+        return self.base.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix and of the adapter."""
+        return self.base.nbytes + self.down.nbytes + self.up.nbytes
+
+    def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
+        """Return the sum of both products."""
+        return linear(x, self.base, devices) + linear(linear(x, self.down, devices), self.up, devices)
+
+    def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
+        """Return rows of the sum."""
+        return self.astype(jnp.float32)[ids]
+
+    def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
+        """Return the sum as a plain array."""
+        base, down, up = (part.astype(jnp.float32) for part in (self.base, self.down, self.up))
+        return (base + jnp.matmul(up, down, precision="highest")).astype(dtype)
+
+
+class Adapter(nnx.Module):
+    """The matrices of an adapter, `[rank, in]` and `[out, rank]`."""
+
+    def __init__(self, down: nnx.Param, up: nnx.Param):
+        self.down, self.up = down, up
+
+
+def _adapted(layer: Any, adapters: dict[str, Adapter]) -> Any:
+    """Return a view of a layer in which adapters change these matrices."""
+    graph, state = nnx.split(layer)
+    for name, adapter in adapters.items():
+        state[name] = nnx.Param(AdaptedMatrix(getattr(layer, name)[...], adapter.down[...], adapter.up[...]))
+    return nnx.merge(graph, state)
+
+
+class TransformerBlock(nnx.Module):
+    """The shared parameters: `mlp(norm(attention(norm([x | embedding]))))`, without residual connections."""
+
+    def __init__(self, config: SharedBlockConfig, hidden: int, rngs: nnx.Rngs):
+        c = config.attention
+        queries = Segment(c.heads * c.head_dim, c.heads)
+        self.norm = RMSNorm(2 * hidden, config.eps)
+        self.attention = Attention(c, 2 * hidden, rngs)
+        self.attention.o_proj = matrix(rngs, hidden, queries.size, sharded=(shard_inputs(queries),))
+        self.mlp_norm = RMSNorm(hidden, config.eps)
+        self.mlp = Mlp(config.mlp, hidden, rngs)
+
+
+class SharedBlockState(NamedTuple):
+    """State of one layer: keys and values of its call of the block, and of its Mamba2 layer."""
+
+    attention: KVCache
+    mamba: ConvRecurrentState
+
+
+class SharedBlockMamba(Stateful):
+    """`mamba(norm(x + linear(block([x | embedding]))))`; calls of a block have their own state and adapters."""
+
+    norms_input = True
+    reads_embedding = True
+
+    def __init__(self, config: SharedBlockConfig, hidden: int, rngs: nnx.Rngs):
+        self.config, self.shared_as = config, config.block
+        self.block = TransformerBlock(config, hidden, rngs)
+        self.linear = matrix(rngs, hidden, hidden)
+        self.norm = RMSNorm(hidden, config.eps)
+        self.mamba = config.mamba.build(hidden, rngs)
+        c, rank = config.attention, config.rank
+        width, heads = Segment(config.mlp.width, config.mlp.width), Segment(c.heads * c.head_dim, c.heads)
+
+        def adapter(down: nnx.Param, outputs: Segment) -> Adapter:
+            return Adapter(down, matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
+
+        down = matrix(rngs, rank, hidden)
+        self.mlp_adapters = nnx.Dict({name: adapter(down, width) for name in ("gate_proj", "up_proj")})
+        names = ("q_proj", "k_proj", "v_proj") if config.attention_adapters else ()
+        self.attention_adapters = nnx.Dict({name: adapter(matrix(rngs, rank, 2 * hidden), heads) for name in names})
+
+    def state_arrays(self) -> SharedBlockState:
+        """Return the KV cache of this call, and the state of the Mamba2 layer."""
+        return SharedBlockState(self.block.attention.state_arrays(), self.mamba.state_arrays())
+
+    def sites(self) -> dict[str, int]:
+        """Return the number of heads of both mixers."""
+        return self.block.attention.sites() | self.mamba.sites()
+
+    def __call__(self, x: Activations, info: LaneInfo, state: SharedBlockState) -> tuple[Activations, SharedBlockState]:
+        """Call the block, then run the Mamba2 layer."""
+        assert info.embedded is not None, "a layer that reads the embedding: expected it in info.embedded"
+        axes = self.config.devices.several((MODEL,))
+        attention = _adapted(self.block.attention, dict(self.attention_adapters))
+        mlp = _adapted(self.block.mlp, dict(self.mlp_adapters))
+        y, cache = attention(self.block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
+        y = mlp.project(self.block.mlp_norm(all_reduce(y, axes)))
+        y = linear(all_reduce(y, axes), self.linear[...], self.config.devices)
+        y, mamba = self.mamba(self.norm(x + y), info, state.mamba)
+        return y, SharedBlockState(cache, mamba)
+
+    def commit(self, pending: SharedBlockState, info: LaneInfo, state: SharedBlockState) -> SharedBlockState:
+        """Return the state of both layers after the accepted tokens."""
+        cache = self.block.attention.commit(pending.attention, info, state.attention)
+        return SharedBlockState(cache, self.mamba.commit(pending.mamba, info, state.mamba))

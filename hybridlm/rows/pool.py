@@ -65,7 +65,11 @@ class RowPool:
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
     def devices_for(self, positions: int) -> list[int]:
-        """Return the devices with a free row and free pages for `positions` positions, most free rows first."""
+        """Return the devices with a free row and free pages, most free rows first.
+
+        Args:
+            positions: positions of the KV cache.
+        """
         pages = self.row_pages.needed(positions)
         ready = [
             device
@@ -174,7 +178,7 @@ class RowPool:
         return self.row_pages.table(lane_rows, [row in used for row in lane_rows])
 
     def page(self, slot: Slot, block: int) -> int:
-        """Return the number in the pool of a row's page of a block of positions; raises SlotError without one."""
+        """Return the number of a row's page of a block, over all devices; raises SlotError without one."""
         return self.row_pages.page(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:

@@ -41,7 +41,7 @@ def trusted_base() -> list[str]:
 
 def proved(step: object, args: tuple, contract: object) -> bool:
     """Whether a step is proved."""
-    from ir_passes import IsolationError, prove_isolation
+    from hybridlm.compiler import IsolationError, prove_isolation
 
     try:
         prove_isolation(step, args, contract)

@@ -1,4 +1,4 @@
-"""The audit of a compiled program, the program to compile if XLA copies a pool, and the certificate."""
+"""Audit of a compiled program, the program to compile if XLA copies a pool, and the certificate."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from ir_passes.xla_audit.hlo import HloError
 
 
 class Audit(NamedTuple):
-    """The result of an audit: a report or the reason for its absence, and warnings."""
+    """Audit report or the reason without one, and warnings."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()
@@ -38,11 +38,7 @@ _COPIES = {FindingKind.NOT_IN_PLACE, FindingKind.POOL_COPY, FindingKind.SECOND_P
 
 
 def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, options: Mapping[str, Any]) -> Audit:
-    """Return the audit of a program with its faults.
-
-    Raises:
-        HloError: XLA's program cannot be read, and `certify` is "error".
-    """
+    """Return the audit of a program; raises HloError for an unreadable one if `certify` is "error"."""
     try:
         with paused():
             report = audit(program.compiled, bound, dump=program.dump, **options)
@@ -54,11 +50,7 @@ def audited(program: CompiledProgram, bound: BoundContract, certify: Certify, op
 
 
 def required(result: Audit, certify: Certify) -> Audit:
-    """Return an audit without faults; with `certify="warn"` warn of its faults.
-
-    Raises:
-        AuditError: there are faults, and `certify` is "error".
-    """
+    """Return an audit without faults; warn, or raise AuditError if `certify` is "error"."""
     if certify == "error" and result.report is not None:
         result.report.require()
     warn(result.faults)
@@ -66,12 +58,11 @@ def required(result: Audit, certify: Certify) -> Audit:
 
 
 def has_copies(result: Audit) -> bool:
-    """Whether an audit finds a pool that is not written in place."""
     return result.report is not None and any(finding.kind in _COPIES for finding in result.report.findings)
 
 
 def written_in_place(step: ProvedTrace, clock: Clock) -> ProvedTrace | None:
-    """Return the step with writes after earlier reads; None if the pass changes nothing or its result is not proved."""
+    """Return the step with writes after earlier reads; None for no change or no proof."""
     proved = step.proved
     if not proved.passes:
         return None
@@ -99,12 +90,8 @@ def make_certificate(
     """Make the certificate of one executable.
 
     Args:
-        step: the compiled step.
-        name: of the program.
-        versions: of the compilation.
-        scheduled: the collectives of the program, for a step without an audit.
-        compiled, audit: the executable and its audit.
-        seconds: of each phase.
+        scheduled: collectives of the program, without an audit.
+        compiled, audit: executable and audit.
     """
     report = audit.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
@@ -141,7 +128,7 @@ def make_certificate(
         proof.notes if proof else (),
         proved.passes,
         tuple(map(str, report.copies)) if report else (),
-        tuple(map(str, report.neighbours)) if report else (),
+        report.neighbours if report else (),
         pool_verdicts(bound, report),
         schedule,
         memory_of(compiled, report),
@@ -151,7 +138,7 @@ def make_certificate(
 
 
 def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
-    """Return the properties of a step that its proof does not look at."""
+    """Return the properties that the proof does not cover."""
     accepts = any(isinstance(output.entry, Lane) and output.entry.role == "accepted" for output in bound.outputs)
     return [
         property_id.statement()
@@ -179,7 +166,6 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
-    """Return the verdict on each pool of the arguments."""
     faulty = [] if report is None else [path for finding in report.findings for path in finding.pools]
     copies = [] if report is None else [path for copy in report.copies for path in copy.pools]
     return tuple(
@@ -196,7 +182,6 @@ def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[Poo
 
 
 def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
-    """Bytes of XLA's executable."""
     analysis: Any = compiled.memory_analysis()
 
     def read(name: str) -> int:

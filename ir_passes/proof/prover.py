@@ -75,6 +75,8 @@ class Prover:
         refine: adds facts about packed tokens to the results of a rule; None without packed tokens.
         layout: value number -> fact and bounds of an array computed from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
+        scanned: lane of an iteration of a scan over lanes -> number of equations around an iteration, and the key of
+            the rows of all iterations.
         numbers: the value numbers.
         mapped: groups of pools with a slot map or page table.
     """
@@ -106,6 +108,7 @@ class Prover:
     refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
+    scanned: dict[Any, tuple[int, Hashable]] = field(default_factory=dict)
     numbers: Numbering = field(default_factory=Numbering)
     _literals: dict[int, Value] = field(default_factory=dict)
     _makers: dict[int, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)

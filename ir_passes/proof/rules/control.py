@@ -464,13 +464,17 @@ def _stacked_tiles(
 
 
 def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) -> Symbol:
-    """Return the lane, or the token, of an iteration."""
+    """Return the lane, or the token, of an iteration; note the rows that all iterations have."""
     layout, order = (rows.inner, rows.start, rows.packed), rows.order
     if order is not None:
         form, operands = ("scan", layout, order.inverse), (loop, order.number)
     else:
         form, operands = ("scan", layout, order), (loop,)
-    return Symbol(site.prover.number(form, *operands), length)
+    symbol = Symbol(site.prover.number(form, *operands), length)
+    if rows.inner == 1:
+        key = rows.start, length, order, rows.packed
+        site.prover.scanned[symbol] = len(site.prover.callers), key
+    return symbol
 
 
 def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:

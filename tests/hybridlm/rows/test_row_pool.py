@@ -13,9 +13,9 @@ from hybridlm.steps.structure import Rows
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotsExhausted
 
 
-def pool_of(size: int, devices: int = 1) -> RowPool:
+def pool_of(size: int, devices: int = 1, pages: int = 0, blocks: int = 0) -> RowPool:
     token: Any = np.zeros((size, 1), np.int32)
-    return RowPool(Rows((), token), devices)
+    return RowPool(Rows((), token), pages, blocks, devices)
 
 
 def acquired(pool: RowPool, rows: Sequence[int]) -> list[Slot]:
@@ -93,9 +93,10 @@ def test_lanes_are_equal_on_all_devices_and_at_most_the_rows(lanes: int) -> None
 
 
 def test_lanes_have_immutable_rows() -> None:
-    pool = pool_of(4)
-    _, lane_map = pool.arrange([pool.acquire()], 2)
+    pool = pool_of(4, pages=9, blocks=2)
+    _, lane_map = pool.arrange([pool.acquire(100)], 2)
     for array in lane_map:
+        assert array is not None
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 3
         with pytest.raises(ValueError):

@@ -43,7 +43,7 @@ def counted(x, n, mask, new=jnp.tanh):
     return jnp.where(mask[:, None], new(x), x), jnp.where(mask, n + 1, n)
 
 
-def flagged(done: bool) -> Any:
+def flagged(with_flag: bool) -> Any:
     """Return a loop that carries a flag of each lane."""
 
     def step(x, turns):
@@ -52,12 +52,12 @@ def flagged(done: bool) -> Any:
         def body(state):
             x, flag = state
             small = jnp.abs(x).max(1) < 0.5
-            if done:
+            if with_flag:
                 return jnp.where(flag[:, None], x, 0.5 * x), flag | small
             return jnp.where(flag[:, None], 0.5 * x, x), flag & ~small
 
-        test = (lambda state: ~jnp.all(state[1])) if done else (lambda state: jnp.any(state[1]))
-        return lax.while_loop(test, body, (x, turns == 0 if done else turns > 0))[0]
+        test = (lambda state: ~jnp.all(state[1])) if with_flag else (lambda state: jnp.any(state[1]))
+        return lax.while_loop(test, body, (x, turns == 0 if with_flag else turns > 0))[0]
 
     return step
 
@@ -137,8 +137,8 @@ CLEAN = {
     "fori": each_lane(lambda x, n: lax.fori_loop(0, n, lambda _, x: 0.5 * x + 1, x)),
     "switch": each_lane(lambda x, n: lax.switch(n % 2, [jnp.tanh, jnp.exp], x)),
     "any": until_none_is_active(lambda x, n, turns: counted(x, n, n < turns)),
-    "flag": flagged(done=False),
-    "done": flagged(done=True),
+    "flag": flagged(with_flag=False),
+    "done": flagged(with_flag=True),
 }
 LEAKS = {
     "greatest, all values change": to_the_greatest(old=lambda x: 0.5 * x),
@@ -202,8 +202,8 @@ def test_a_loop_over_a_shared_number_of_rows() -> None:
     contract = LaneContract((Pool("s"), Lane(), Shared()), Pool("s"))
     body = lambda x, shift: lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[(i + shift) % LANES])
     step = lambda shift: lambda rows, x, count: lax.fori_loop(0, count, body(x, shift), rows)
-    own = lambda rows, x, count: lax.fori_loop(0, count, lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[i]), rows)
-    assert prove_isolation(own, (rows, rows, jnp.int32(2)), contract).lanes == LANES
+    advance = lambda rows, x, count: lax.fori_loop(0, count, lambda i, rows: rows.at[i].set(0.5 * rows[i] + x[i]), rows)
+    assert prove_isolation(advance, (rows, rows, jnp.int32(2)), contract).lanes == LANES
     with pytest.raises(IsolationError):
         prove_isolation(step(1), (rows, rows, jnp.int32(2)), contract)
 

@@ -1,5 +1,6 @@
 """Reads and writes of pools by slot map or page table."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
@@ -214,7 +215,17 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
         lanes = -(-shape[owner.axis] // owner.inner)
         lane, lanes_of_rows = None, (owner.start, lanes, owner.order, owner.packed)
     else:
-        lane, lanes_of_rows = (owner, (owner.lane, owner.packed)) if isinstance(owner, OneLane) else (None, None)
+        lane, lanes_of_rows = (owner, _lanes_of_loop(site, owner)) if isinstance(owner, OneLane) else (None, None)
     fact = index.fact
-    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
+    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else replace(fact, spare=0)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, lanes_of_rows), lane, site))
+
+
+def _lanes_of_loop(site: Site, owner: OneLane) -> Hashable:
+    """Return the key of all lanes that a scan over lanes visits, as of rows of all; else of the lane alone.
+
+    An iteration that may skip its access, in a branch or a loop of its own, stands for its lane alone.
+    """
+    depth, key = site.prover.scanned.get(owner.lane, (0, None))
+    skips = any(eqn.primitive.name in ("cond", "while") for eqn in site.prover.callers[depth:])
+    return (owner.lane, owner.packed) if key is None or skips else key

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from ir_passes.jaxpr import jax_private
+from ir_passes.targets.kernel_limits import kernel_limits
 from ir_passes.xla_audit import hlo
 from ir_passes.xla_audit.hlo import HloError
 
@@ -59,7 +60,8 @@ def compile_with_assignment(lowered: jax.stages.Lowered, options: dict[str, Any]
     options = options or {}
     dump_folder = options.get(FOLDER)
     with nullcontext(dump_folder) if dump_folder else tempfile.TemporaryDirectory(prefix="hybridlm-") as folder:
-        compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
+        with kernel_limits(lowered):
+            compiled = lowered.compile(compiler_options={**options, FOLDER: folder, "xla_dump_hlo_as_proto": True})
         try:
             module = hlo.only_module(compiled)
         except HloError:

@@ -8,9 +8,10 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import gelu_gated, scaled, silu_gated
+from models.layers.activations import gelu_gated, scaled
 from models.layers.initial import matrix
-from models.ops.linear import gated_linear, linear
+from models.ops.float32 import silu_gated
+from models.ops.linear import joined_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
@@ -75,11 +76,13 @@ class Mlp(Stateless):
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
             activation = gelu_gated if c.activation == "geglu" else silu_gated
-            inner = gated_linear(
-                x, self.gate_proj[...], self.up_proj[...], c.devices,
-                gated=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
+            inner = joined_linear(
+                x,
+                (self.gate_proj[...], self.up_proj[...]),
+                devices=c.devices,
+                joined=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
                 dtype=getattr(down, "dtype", jnp.float32),
-            )  # fmt: skip
+            )
         return scaled(linear(inner, down, c.devices), c.out_multiplier)
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

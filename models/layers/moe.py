@@ -8,7 +8,6 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.layers.activations import silu_gated
 from models.layers.initial import matrix
 from models.layers.mlp import Activation, MlpConfig, Stateless, relu_squared
 from models.layers.router import RouterConfig
@@ -96,20 +95,18 @@ class Moe(Stateless):
             chosen = (*x.shape[:2], c.router.per_token)
             hooked = info.hooks.experts(weight.reshape(chosen), expert.reshape(chosen), info.layer)
             weight = hooked.reshape(weight.shape)
-        expert = expert.reshape((-1,))
         spread = c.devices.expert > 1
         if spread:
             local, expert = local_rows(expert, EXPERT, c.local_experts)
             expert = jnp.where(local, expert, c.local_experts)
         # `linear` gets rows lane by lane if possible: a kernel's tile has whole lanes.
         latents = rows if c.latent is None else linear(x, self.latent_in[...], c.devices).reshape((len(rows), -1))
-        visits = jnp.repeat(latents, c.router.per_token, axis=0)
         if c.activation == "swiglu":
-            gate, up = jnp.split(experts_product(visits, self.gate_up_proj[...], expert, spread, c.devices), 2, -1)
-            inner = silu_gated(gate, up)
+            inner = experts_product(latents, self.gate_up_proj[...], expert, spread, c.devices, gated=True)
         else:
-            inner = relu_squared(experts_product(visits, self.up_proj[...], expert, spread, c.devices))
-        routed = experts_product(inner, self.down_proj[...], expert, spread, c.devices)
+            inner = relu_squared(experts_product(latents, self.up_proj[...], expert, spread, c.devices))
+        inner = inner.reshape((expert.size, -1))
+        routed = experts_product(inner, self.down_proj[...], expert.reshape((-1,)), spread, c.devices)
         out = jnp.sum(routed.reshape((-1, c.router.per_token, latents.shape[-1])) * weight[:, :, None], axis=1)
         if c.latent is not None:
             out = linear(out.reshape((*x.shape[:-1], -1)), self.latent_out[...], c.devices).reshape(rows.shape)

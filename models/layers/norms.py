@@ -1,4 +1,4 @@
-"""RMS norm and l2 norm, computed in float32."""
+"""RMS norm, computed in float32."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -26,11 +26,6 @@ def rms_norm(
     """
     mean = mean_over_group(jnp.mean(x * x, axis=-1, keepdims=True), devices, group_devices)
     return x * lax.rsqrt(mean + eps) * over_last(weight, x)
-
-
-def l2_norm(x: Float32[Array, "*rows size"], eps: float = 1e-6) -> Float32[Array, "*rows size"]:
-    """Return `x / sqrt(sum(x^2) + eps)` over the last dimension (ops/layout: fusion)."""
-    return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + eps)
 
 
 class RMSNorm(nnx.Module):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float, Float32, Int32
 
-from models.layers.activations import silu
+from models.ops.float32 import silu
 from models.ops.layout import materialize
 from models.ops.recurrences.conv_step_cpu import KERNEL as CPU_KERNEL
 from models.ops.recurrences.conv_step_cpu import ConvInputs, conv_step_cpu

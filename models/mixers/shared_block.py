@@ -86,18 +86,55 @@ class AdaptedMatrix(LinearWeight):
         return (base + jnp.matmul(up, down, precision="highest")).astype(dtype)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WidenedMatrix(LinearWeight):
+    """A matrix with rows of zeros behind it, as many as its outputs; they are not stored.
+
+    The output of `Attention` is as wide as its input.
+    """
+
+    base: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape with the rows of zeros."""
+        return 2 * self.base.shape[0], self.base.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix."""
+        return self.base.nbytes
+
+    def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
+        """Return the product, and zeros."""
+        return jnp.pad(linear(x, self.base, devices), ((0, 0), (0, self.base.shape[0])))
+
+    def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
+        """Return rows of the matrix."""
+        return self.astype(jnp.float32)[ids]
+
+    def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
+        """Return the matrix as a plain array."""
+        return jnp.pad(self.base.astype(dtype), ((0, self.base.shape[0]), (0, 0)))
+
+
 class Adapter(nnx.Module):
     """The matrices of an adapter, `[rank, in]` and `[out, rank]`."""
 
     def __init__(self, down: nnx.Param, up: nnx.Param):
         self.down, self.up = down, up
 
+    def of(self, weight: nnx.Param) -> AdaptedMatrix:
+        """Return the matrix that the adapter changes."""
+        return AdaptedMatrix(weight[...], self.down[...], self.up[...])
 
-def _adapted(layer: Any, adapters: dict[str, Adapter]) -> Any:
-    """Return a view of a layer with adapted matrices."""
+
+def _with_matrices(layer: Any, matrices: dict[str, LinearWeight]) -> Any:
+    """Return the layer with other matrices."""
     graph, state = nnx.split(layer)
-    for name, adapter in adapters.items():
-        state[name] = nnx.Param(AdaptedMatrix(getattr(layer, name)[...], adapter.down[...], adapter.up[...]))
+    for name, weight in matrices.items():
+        state[name] = nnx.Param(weight)
     return nnx.merge(graph, state)
 
 
@@ -154,10 +191,16 @@ class SharedBlockMamba(Stateful):
         """Call the block, then run the Mamba2 layer."""
         assert info.embedded is not None, "a layer that reads the embedding: expected it in info.embedded"
         axes = self.config.devices.several((MODEL,))
-        attention = _adapted(self.block.attention, dict(self.attention_adapters))
-        mlp = _adapted(self.block.mlp, dict(self.mlp_adapters))
-        y, cache = attention(self.block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
-        y = mlp.project(self.block.mlp_norm(all_reduce(y, axes)))
+        block = self.block
+        adapted = {
+            name: adapter.of(getattr(block.attention, name)) for name, adapter in self.attention_adapters.items()
+        }
+        output = {"o_proj": WidenedMatrix(block.attention.o_proj[...])}
+        attention = _with_matrices(block.attention, adapted | output)
+        y, cache = attention(block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
+        y = block.mlp_norm(all_reduce(y[..., : x.shape[-1]], axes))
+        adapted = {name: adapter.of(getattr(block.mlp, name)) for name, adapter in self.mlp_adapters.items()}
+        y = _with_matrices(block.mlp, adapted).project(y)
         y = linear(all_reduce(y, axes), self.linear[...], self.config.devices)
         y, mamba = self.mamba(self.norm(x + y), info, state.mamba)
         return y, SharedBlockState(cache, mamba)

@@ -158,7 +158,7 @@ def test_steps_fit_prompts(lm: hybridlm.LM, arrivals: dict[int, list[int]], step
 
 def test_prefill_steps_are_warmed_up(lm: hybridlm.LM) -> None:
     shapes = set(all_shapes(lm.engine))
-    assert {Shape("generate", lanes, width, 4) for lanes in (1, 2, 4) for width in (8, 32, 128)} <= shapes
+    assert {lm.engine.shape("generate", lanes, width, 4) for lanes in (1, 2, 4) for width in (8, 32, 128)} <= shapes
 
 
 def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM) -> None:
@@ -186,7 +186,7 @@ def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None
 
 
 def test_the_step_of_a_short_prompt_is_loaded_first(lm: hybridlm.LM) -> None:
-    assert {Shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
+    assert {lm.engine.shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
 
 
 @pytest.mark.slow

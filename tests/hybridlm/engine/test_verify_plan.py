@@ -35,7 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def needed_beside(config: Path) -> int:
     """Bytes of scratch of the step that verifies, less those of the step that generates behind as many tokens."""
     engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
-    plans = [engine.planned(Shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
+    plans = [engine.planned(engine.shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
 

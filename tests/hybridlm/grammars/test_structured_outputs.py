@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import hybridlm
 from hybridlm.errors import GrammarError
 from hybridlm.grammars import Grammars, GrammarState, grammar_text, token_masks
-from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.programs.shapes import AnyShape
 from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.sampling.logit_changes import mask_words, masked_logits, only_allowed
@@ -251,7 +251,8 @@ def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
 @pytest.mark.slow
 def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
-    shapes = [Shape("generate", 2, 1, 2, changes=64, masked=True), Shape("verify", 2, 3, 2, changes=64, masked=True)]
+    fields: dict[str, Any] = {"changes": 64, "masked": True}
+    shapes = [lm.engine.shape("generate", 2, 1, 2, **fields), lm.engine.shape("verify", 2, 3, 2, **fields)]
     for shape in shapes:
         programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(

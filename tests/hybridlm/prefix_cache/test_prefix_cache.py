@@ -283,4 +283,6 @@ def test_budgets(text_lm: hybridlm.LM) -> None:
 
 def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
     names = {str(shape) for shape in all_shapes(cached_lm.engine, only_full=True)}
-    assert {"keep a state of 3", "keep a span of 3", "restore a state to 3", "restore a span to 3"} < names
+    pages = cached_lm.engine.pages(3)
+    spans = {f"keep a span of {pages}", f"restore a span to {pages}"}
+    assert {"keep a state of 3", "restore a state to 3", *spans} < names

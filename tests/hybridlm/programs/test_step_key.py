@@ -31,6 +31,7 @@ SHAPE = Shape("generate", 3, 1, 3)
 def key(lm: hybridlm.LM, **other: Any) -> str | None:
     """The key of a decoding step, with other parts."""
     shape = other.pop("shape", SHAPE)
+    shape = lm.engine.paged(shape) if isinstance(shape, Shape) else shape
     parts: dict[str, Any] = {
         "shape": shape,
         "args": lm.engine.example_arguments(shape),
@@ -61,6 +62,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import step_key, structure_name
 from hybridlm.devices.placement import ONE_DEVICE
 lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1, 3)
+shape = lm.engine.paged(shape)
 args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
 print(step_key(shape, args, name, "error", ONE_DEVICE))
 """
@@ -85,7 +87,7 @@ CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "rows": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 4)),
     "tokens": lambda lm, _: key(lm, shape=Shape("generate", 3, 5, 3)),
     "top": lambda lm, _: key(lm, shape=Shape("generate", 3, 1, 3, top=0)),
-    "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3)[0]),
+    "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3, lm.engine.pages(3))[0]),
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
     "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),
@@ -153,7 +155,7 @@ def test_another_machine_or_version_is_another_key(
     ],
 )
 def test_settings_of_a_thread_are_in_the_key(setting: Callable[[], Any], text_lm: hybridlm.LM) -> None:
-    original, args = key(text_lm), text_lm.engine.example_arguments(SHAPE)
+    original, args = key(text_lm), text_lm.engine.example_arguments(text_lm.engine.paged(SHAPE))
     with setting():
         assert key(text_lm, args=args) not in (None, original)
     assert key(text_lm) == original

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from float64_reference import Float64Model
+from paged_caches import by_lane
 from with_head import load_with_head
 
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows, flatten
@@ -24,6 +25,7 @@ PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 5
 """The most likely tokens behind them, and the head's, lead by more than the tolerance."""
 
 ROWS = np.arange(LANES, dtype=np.int32)
+PAGES = 1 + ROWS[:, None]
 SAMPLING = sampling_arrays([None] * LANES)
 
 
@@ -46,7 +48,7 @@ class Lanes:
         for lane, feed in enumerate(feeds):
             tokens[lane, : len(feed)] = feed
         lengths, begins = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
-        batch = Batch(tokens, lengths, begins, ROWS, np.int32(1))
+        batch = Batch(tokens, lengths, begins, ROWS, np.int32(1), PAGES)
         inputs = StepInputs(batch, np.array(drafts, np.int32), *SAMPLING)
         (accepted, sampled), rows = self.step(self.params, rows, inputs)
         return jax.device_get(accepted), jax.device_get(sampled), rows
@@ -91,7 +93,7 @@ def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
         hidden = reference.hidden(prefix[:-1])[0][-1]
         np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
     for leaf, old_leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(old_rows), strict=True):
-        assert np.asarray(leaf)[3].tobytes() == old_leaf[3].tobytes()
+        assert by_lane(leaf, LANES)[3].tobytes() == by_lane(old_leaf, LANES)[3].tobytes()
     # a step without drafts behind them, in rows that hold what was not accepted
     accepted, sampled, rows = lanes.run(
         rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
@@ -110,14 +112,15 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     tokens[:, 0] = LAST_SAMPLED
     tokens[0, 1] = sampled.mtp_drafts[0][0]
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
-    batch = Batch(tokens, lengths, positions, ROWS, np.int32(1))
+    batch = Batch(tokens, lengths, positions, ROWS, np.int32(1), PAGES)
     args = lanes.params, rows, StepInputs(batch, lengths - 1, *SAMPLING)
-    step = verify_step(flatten(lanes.model)[0], None, None, DRAFTS)
+    structure, _ = flatten(lanes.model)
+    step = verify_step(structure, None, None, DRAFTS)
     caches = (".key", ".value")
     reach = unaccepted_reach(
         step,
         args,
-        step_contract(True, slot_map(LANES)),
+        step_contract(True, structure.arrays, slot_map(LANES), page_table(1 + LANES)),
         {"args[2].batch.tokens": 1},
         lambda path: path.endswith(caches),
     )

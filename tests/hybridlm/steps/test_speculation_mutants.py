@@ -11,7 +11,8 @@ from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
+from ir_passes import LaneContract
 from ir_passes.measure.unaccepted import unaccepted_reach
 from ir_passes.proof.violations import ViolationKind
 
@@ -87,6 +88,11 @@ def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
     assert traffic.finder(sanitized_lm, completions, PartlyRight(completions)) is Finder.SANITIZER
 
 
+def _contract(steps: Steps, lanes: int) -> LaneContract:
+    table = page_table(steps.lm.engine.pages(lanes))
+    return step_contract(True, steps.lm.engine.programs.structure.arrays, slot_map(lanes), table)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("id", ["", "every-draft-kept", "convolution-of-all-tokens"])
 def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps, id: str) -> None:
@@ -96,7 +102,7 @@ def test_whether_tokens_behind_those_that_are_accepted_reach_a_row(steps: Steps,
     reach = unaccepted_reach(
         lambda *args: wrong(jnp.int32(0), *args),
         (steps.lm.engine.params, scene.rows, scene.inputs),
-        step_contract(True, slot_map(len(scene.lanes))),
+        _contract(steps, len(scene.lanes)),
         {"args[2].batch.tokens": 1},
         lambda path: path.endswith((".key", ".value")),
     )

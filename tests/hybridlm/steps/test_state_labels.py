@@ -11,7 +11,6 @@ from tiny_variants import variant
 
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
-from hybridlm.programs.shapes import Shape
 from ir_passes import IsolationError, prove_isolation
 from ir_passes.contract.statements import Claim
 from ir_passes.proof.violations import ViolationKind
@@ -76,7 +75,7 @@ def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int, ker
     fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(fields))
     engine = abstract_engine(directory / "config.json", EngineConfig(lanes=2, context=256, chunk=4, kernels=kernels))
-    shape = Shape("generate", 2, tokens, 2)
+    shape = engine.generating(2, tokens)
     step, contract = engine.programs.step(shape)
     return prove_isolation(step, engine.example_arguments(shape), contract)
 

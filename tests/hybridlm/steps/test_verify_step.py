@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from paged_caches import by_lane, of_lanes
 from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states, wrong
 
 import hybridlm
-from hybridlm.programs.shapes import Shape
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.verify import accept
 from ir_passes.measure.unaccepted import unaccepted_reach
@@ -52,7 +52,7 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one(steps: Steps, scene: Scen
     assert accepted.tolist() == scene.accepted
     idle = scene.accepted.index(0)
     for old, new in zip(jax.tree.leaves(scene.rows), jax.tree.leaves(rows), strict=True):
-        check_same(new[idle], old[idle])
+        check_same(by_lane(new, steps.lanes)[idle], by_lane(old, steps.lanes)[idle])
 
 
 def test_rows_are_bitwise_those_of_the_accepted_tokens_alone(steps: Steps, scene: Scene) -> None:
@@ -93,7 +93,8 @@ def test_no_token_behind_the_accepted_ones_reaches_a_row(steps: Steps, scene: Sc
 
     In every lane at once.
     """
-    step, contract = steps.lm.engine.programs.step(Shape("verify", steps.lanes, steps.tokens, steps.lanes))
+    shape = steps.lm.engine.shape("verify", steps.lanes, steps.tokens, steps.lanes)
+    step, contract = steps.lm.engine.programs.step(shape)
     args = steps.lm.engine.params, scene.rows, scene.inputs
     positional = ("key", "value")
     reach = unaccepted_reach(step, args, contract, {"args[2].batch.tokens": 1}, lambda path: path.endswith(positional))
@@ -126,7 +127,10 @@ def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
     order = [3, 5, 0, 4, 2, 1]
     want = steps.verify(scene.rows, scene.lanes)
     permuted = steps.verify(scene.in_order(order).rows, scene.in_order(order).lanes)
-    jax.tree.map(lambda got, other: check_same(got, other[np.array(order)]), permuted, want)
+    jax.tree.map(
+        lambda got, other: check_same(by_lane(got, steps.lanes), by_lane(other, steps.lanes)[np.array(order)]),
+        permuted, want,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("neighbours", ["nan", "drafts"])
@@ -136,16 +140,21 @@ def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, n
     for lane in range(steps.lanes):
         rows, lanes = scene.rows, scene.lanes
         if neighbours == "nan":
-            neighbour_mask = np.arange(steps.lanes) != lane
-            filled = jax.tree.map(
-                lambda x, o=neighbour_mask: jnp.where(o.reshape((-1,) + (1,) * (x.ndim - 1)), jnp.nan, x), rows.layers
-            )
+            others = np.arange(steps.lanes) != lane
+
+            def poisoned(x: np.ndarray, others: np.ndarray = others) -> np.ndarray:
+                return np.where(others.reshape((-1,) + (1,) * (x.ndim - 1)), x.dtype.type(np.nan), x)
+
+            filled = jax.tree.map(lambda x: of_lanes(x, steps.lanes, poisoned), rows.layers)
             rows = rows._replace(layers=filled)
         else:
             other = Lane((), [7, 8, 9], [1, 2], sampled=6)
             lanes = [lane_now if i == lane else other for i, lane_now in enumerate(lanes)]
         result = steps.verify(rows, lanes)
-        jax.tree.map(lambda got, original, i=lane: check_same(got[i], original[i]), result, want)
+        jax.tree.map(
+            lambda got, same, i=lane: check_same(by_lane(got, steps.lanes)[i], by_lane(same, steps.lanes)[i]),
+            result, want,
+        )  # fmt: skip
 
 
 def check_turns(steps: Steps, *turns: list[int | None]) -> None:

@@ -22,6 +22,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_mamba_base": {},
     "jamba_base": {},
     "mamba2_base": {},
+    "zamba2_base": {},
     "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2},
     "granite_experts": {"embedding_multiplier": 1.7},
     "falcon_base": {},

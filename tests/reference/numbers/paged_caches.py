@@ -1,5 +1,6 @@
 """KV caches as pages and by lane, for steps without page tables: consecutive pages behind the null page."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ def by_lane(array: Any, lanes: int) -> np.ndarray:
         return array
     _, heads, places, size = array.shape
     return array[1:].reshape(lanes, -1, heads, places, size).swapaxes(1, 2).reshape(lanes, heads, -1, size)
+
+
+def of_lanes(array: Any, lanes: int, change: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Return pages, or another array of `lanes` rows, after a change of the array by lane; new null page."""
+    array = np.asarray(array)
+    changed = change(by_lane(array, lanes))
+    return changed if len(array) == lanes else in_pages(changed)
 
 
 def like(array: np.ndarray, pool: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
+    AtStart,
     BroadcastVector,
     Columns,
     Counts,
@@ -356,7 +357,12 @@ def _faults_of(
             expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
             if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
                 yield "does not say which entries of cu_seqlens are passed"
-        case TokenBound(layout, axis, base, plus) if layout in reality.segments:
+        case AtStart(layout, tokens, lanes, when) if layout in reality.segments:
+            rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
+            expected = _starts(reality, layout)[:, None, : rows.shape[2]] == np.arange(rows.shape[1])[:, None]
+            if ((rows == when) != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
+                yield "does not say where lanes start"
+        case TokenBound(layout, int(axis), base, plus) if layout in reality.segments:
             rows, (cu, segment) = np.moveaxis(array, axis + 1, -1), (_starts(reality, layout), reality.segments[layout])
             token, real = np.arange(segment.shape[1]), segment < reality.bound.lanes
             start, stop = (np.take_along_axis(np.pad(cu, ((0, 0), (0, 1))), segment + k, axis=1) for k in (0, 1))

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from paged_caches import by_lane
+from verify_scene import own_table
 
 import hybridlm
 from hybridlm.requests.sampling_operands import sampling_inputs
@@ -80,7 +82,10 @@ class Replayed:
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            inputs = sampling_inputs(Batch.of(feeds, 1, range(engine.lanes)), [None] * engine.lanes, engine.vocab_size)
+            batch = Batch.of(
+                feeds, 1, range(engine.lanes), own_table(engine.lanes, engine.context) if engine.blocks else None
+            )
+            inputs = sampling_inputs(batch, [None] * engine.lanes, engine.vocab_size)
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
                 if place < len(text):
@@ -95,7 +100,7 @@ def _split(rows: Any, row: int) -> tuple[list[np.ndarray], list[tuple[str, np.nd
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows.layers):
         name = jax.tree_util.keystr(path)
         if name.endswith((".key", ".value")):
-            grown.append((name, np.array(leaf[row])))
+            grown.append((name, by_lane(leaf, len(rows.token))[row]))
         else:
             fixed.append(np.array(leaf[row]))
     return fixed, grown

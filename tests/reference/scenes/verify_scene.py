@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from paged_caches import by_lane, of_lanes
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
@@ -14,10 +15,22 @@ from hybridlm.requests.sampling_operands import sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.steps.operands import Batch, Feed, StepInputs
 from hybridlm.steps.structure import Rows
+from models.state.pages import own_pages
+from models.state.state import own_page_count
 
 LANES, TOKENS, CONTEXT, CHUNK = 6, 5, 140, 7
 SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32", "chunk": CHUNK}
 """Settings with which a model of these scenes is loaded."""
+
+
+def own_table(lanes: int, context: int) -> np.ndarray:
+    """The table of consecutive pages for each lane, behind the null page."""
+    return np.asarray(own_pages(lanes, own_page_count(lanes, context)))
+
+
+def moved(leaf: jax.Array, lanes: int, order: np.ndarray) -> jax.Array:
+    """Rows, or the pages of all lanes behind the null page, in another order of lanes."""
+    return jnp.asarray(of_lanes(leaf, lanes, lambda rows: rows[order]))
 
 
 class Lane:
@@ -74,11 +87,9 @@ class Scene(NamedTuple):
 
     @property
     def inputs(self) -> StepInputs:
-        """Inputs of the step that verifies."""
-        batch, owners = (
-            Batch.of([lane.feed for lane in self.lanes], TOKENS, range(len(self.lanes))),
-            [lane.owner for lane in self.lanes],
-        )
+        """Inputs of the step that verifies, on the pages of `own_table`."""
+        feeds, owners = [lane.feed for lane in self.lanes], [lane.owner for lane in self.lanes]
+        batch = Batch.of(feeds, TOKENS, range(len(self.lanes)), own_table(len(self.lanes), CONTEXT))
         return sampling_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
 
     @property
@@ -88,7 +99,7 @@ class Scene(NamedTuple):
 
     def in_order(self, order: Sequence[int]) -> "Scene":
         """The same with the lanes in another order."""
-        rows = jax.tree.map(lambda leaf: leaf[np.array(order)], self.rows)
+        rows = jax.tree.map(lambda leaf: moved(leaf, len(self.lanes), np.array(order)), self.rows)
         return Scene(rows, [self.lanes[i] for i in order], [self.accepted[i] for i in order])
 
 
@@ -107,11 +118,12 @@ class Steps:
         owners: Sequence[Any],
         drafts: Sequence[Sequence[int]] | None = None,
     ) -> tuple[Any, Rows]:
+        shape = self.lm.engine.paged(shape)
         if shape not in self._programs:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
-        inputs = sampling_inputs(
-            Batch.of(feeds, shape.tokens, range(shape.lanes)), owners, self.lm.engine.vocab_size, drafts
-        )
+        table = own_table(shape.lanes, self.lm.context) if shape.pages else None
+        batch = Batch.of(feeds, shape.tokens, range(shape.lanes), table)
+        inputs = sampling_inputs(batch, owners, self.lm.engine.vocab_size, drafts)
         return self._programs[shape](self.lm.engine.params, rows, inputs)
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:
@@ -198,7 +210,7 @@ def states(rows: Rows, lane: int, end: int) -> list[np.ndarray]:
     """A lane's rows, of caches what lies before `end`."""
     arrays = []
     for leaf in jax.tree.leaves(rows.layers):
-        row = np.asarray(leaf)[lane]
+        row = by_lane(leaf, len(rows.token))[lane]
         arrays.append(row[:, :end] if row.ndim == 3 and row.shape[1] >= CONTEXT else row)
     return arrays
 

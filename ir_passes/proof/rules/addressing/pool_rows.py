@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.prover import RowAccess
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.page_tables import no_entry, page_fault
@@ -90,7 +90,9 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     index = access.columns[axis].fact
     assert isinstance(index, SlotEntry | PageEntry)
     intact = operand.intact
-    if intact is not None:
+    is_active = isinstance(rows, OneLane) and isinstance(rows.lane, Symbol) and rows.lane.number in site.prover.active
+    # an active lane writes its own row, which is no row of an idle lane
+    if intact is not None and (site.prover.stopped or not (is_active and not rows.split)):
         intact = (
             intact.after_write(updates.intact, lambda view: _view_after_row_write(view, access, axis))
             if replaces

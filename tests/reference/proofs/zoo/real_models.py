@@ -16,6 +16,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import AnyShape, Shape
+from hybridlm.rows.parts import PartShape
 from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import flatten
@@ -52,13 +53,15 @@ def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
     """
     shapes = all_shapes(engine(name), drafts=True)
     with_logprobs = [Shape("generate", LANES, 1, SLOTS, 2), Shape("score", LANES, CHUNK, LANES, 2)]
+    with_logprobs = [engine(name).paged(shape) for shape in with_logprobs]
     return [*(shape for shape in shapes if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
 
 
 def _rows(shape: AnyShape) -> set[int]:
     if isinstance(shape, Shape):
         return {shape.lanes}
-    return {getattr(shape, field) for field in ("source", "target", "pool") if hasattr(shape, field)}
+    # Of a move the rows of the pool, or a page for each of them and the null page.
+    return {shape.pool if isinstance(shape, PartShape) and shape.part == "state" else LANES}
 
 
 def program(name: str, shape: AnyShape) -> Program:
@@ -95,7 +98,11 @@ def _inputs(rng: np.random.Generator, shape: Shape, vocab: int) -> StepInputs:
     lengths = rng.integers(0, tokens + 1, lanes).astype(np.int32)
     positions = rng.integers(0, CONTEXT - tokens - 8, lanes).astype(np.int32)
     slots = rng.permutation(shape.rows)[:lanes].astype(np.int32)
-    batch = Batch(ids, lengths, positions, slots, np.int32(kv_blocks(CONTEXT)))
+    table = None
+    if shape.pages:
+        pages = 1 + rng.permutation(shape.pages - 1)[: lanes * shape.blocks].reshape(lanes, shape.blocks)
+        table = np.where((lengths > 0)[:, None], pages, 0).astype(np.int32)
+    batch = Batch(ids, lengths, positions, slots, np.int32(kv_blocks(CONTEXT)), table)
     if shape.step == "score":
         return StepInputs(batch, targets=rng.integers(0, vocab, (lanes, tokens)).astype(np.int32))
     sampling = Sampling(

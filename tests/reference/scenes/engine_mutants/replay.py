@@ -17,7 +17,7 @@ from verify_scene import Scene, Steps, states
 
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps import verify
-from hybridlm.steps.contract import slot_map, step_contract
+from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import accept, verify_step
@@ -198,7 +198,7 @@ class Faulty:
         """Signs of the mutant in the scenes; "" for nothing. The mutant "" is the step as it is."""
         mutant = jnp.int32(self._ids.index(id))
         shape = Shape("verify", self._steps.lanes, self._steps.tokens, self._steps.lanes)
-        self._steps._programs[shape] = lambda *args: self._program(mutant, *args)
+        self._steps._programs[self._steps.lm.engine.paged(shape)] = lambda *args: self._program(mutant, *args)
         return "; ".join(filter(None, (self._difference(wanted) for wanted in self._wanted)))
 
     def _difference(self, wanted: Wanted) -> str:
@@ -219,11 +219,12 @@ class Faulty:
 
 def refused(steps: Steps, mutant: StepMutant) -> set[Kind]:
     """The violations that the proof reports of the step with a fault."""
-    shape = Shape("verify", steps.lanes, steps.tokens, steps.lanes)
+    shape = steps.lm.engine.paged(Shape("verify", steps.lanes, steps.tokens, steps.lanes))
     step = mutated(steps.lm.engine.programs.structure, [mutant])
     args = steps.lm.engine.example_arguments(shape)
     try:
-        contract = step_contract(True, slot_map(shape.rows))
+        pages = page_table(shape.pages) if shape.pages else None
+        contract = step_contract(True, steps.lm.engine.programs.structure.arrays, slot_map(shape.rows), pages)
         prove_isolation(lambda *args: step(jnp.int32(0), *args), args, contract)
     except IsolationError as error:
         return {violation.kind for violation in error.violations}

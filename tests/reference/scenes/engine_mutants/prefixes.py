@@ -44,8 +44,8 @@ def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
     right = RowMoves._keep
 
     def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
-        row, *others = maps
-        right(self, buffers, part, pool, (row * 0 if part == "state" else row, *others))
+        row, *rest = maps
+        right(self, buffers, part, pool, (row * 0 if part == "state" else row, *rest))
 
     patch.setattr(RowMoves, "_keep", keep)
 
@@ -104,8 +104,8 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
 
     def change(write: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
         if part == "span":
-            *others, to = maps
-            maps = *others, to // 8 * 8
+            *rest, to = maps
+            maps = *rest, to // 8 * 8
         write(buffers, maps)
 
     restored(patch, change)
@@ -116,8 +116,8 @@ def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
 
     def change(write: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
         if part == "span":
-            source, target, first, *others = maps
-            maps = source, target, first * 0, *others
+            source, target, first, *rest = maps
+            maps = source, target, first * 0, *rest
         write(buffers, maps)
 
     restored(patch, change)

@@ -39,14 +39,13 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
     """Return the directory of a checkpoint, or a GGUF file; download a directory if necessary.
 
     Args:
-        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). A path that
-            exists takes precedence.
+        dir_or_hub_id: an existing directory or GGUF file, or a Hub id ("organisation/name"). A path that exists takes
+            precedence.
         revision: branch, tag or commit on the Hub.
         cache_dir: replaces huggingface_hub's own cache.
 
     Raises:
-        CheckpointError: no such directory, not a Hub id, not on the Hub, not allowed, or not in the cache while
-            offline (HF_HUB_OFFLINE=1); with advice.
+        CheckpointError: no such directory or Hub id, not allowed, or not in the cache while offline (HF_HUB_OFFLINE=1).
     """
     name = os.fspath(dir_or_hub_id)
     # os.path instead of Path, which raises for "~nobody" and for a name that is too long.
@@ -75,15 +74,7 @@ def resolve(dir_or_hub_id: str | os.PathLike[str], revision: str | None = None, 
 
 
 def resolve_folder(dir_or_hub_id: str | os.PathLike[str], folder: str) -> Path:
-    """Return the directory of a checkpoint with an adapter folder; download if necessary.
-
-    Args:
-        dir_or_hub_id: as for `resolve`.
-        folder: name of the folder, inside the directory.
-
-    Raises:
-        CheckpointError: as `resolve`.
-    """
+    """Return the directory of a checkpoint with an adapter folder; otherwise as `resolve`."""
     path = resolve(dir_or_hub_id)
     if os.path.exists(os.path.expanduser(os.fspath(dir_or_hub_id))):
         return path
@@ -102,7 +93,7 @@ def _download(
     files: Sequence[str] = FILES,
     ignored: Sequence[str] = IGNORED,
 ) -> Path:
-    """Download the files of a model into huggingface_hub's cache; return the snapshot's folder."""
+    """Download files into huggingface_hub's cache; return the snapshot's folder."""
     # Imported here: it takes longer than everything else for a local directory.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

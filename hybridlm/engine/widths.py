@@ -1,7 +1,9 @@
 """Widths of prefill and scoring steps: tokens of a lane per step."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
+from itertools import product
+from typing import NamedTuple
 
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
@@ -13,6 +15,14 @@ DEVICE_STEP_COST = 256
 """Cost of a step of the other platforms, which read weights more slowly than they multiply them."""
 WIDTH_RATIO = 4
 """Ratio of neighbouring widths. Each width is a compiled program."""
+
+
+class PrefillStep(NamedTuple):
+    """Indices of the sequences of a prefill step in ascending order, lanes, and tokens per lane."""
+
+    chosen: list[int]
+    lanes: int
+    width: int
 
 
 def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
@@ -51,32 +61,43 @@ def text_widths(count: int, widths: tuple[int, ...]) -> Iterator[int]:
         count -= width
 
 
-def cheapest_width(counts: Sequence[int], rows: int, widths: tuple[int, ...], platform: str) -> int:
-    """Return the width of the next prefill step with the least total cost.
+def cheapest_step(
+    counts: Sequence[int],
+    fitting: Callable[[Sequence[int], int], Collection[int]],
+    sizes: Sequence[int],
+    widths: tuple[int, ...],
+    platform: str,
+) -> PrefillStep:
+    """Return the next prefill step with the least total cost.
 
-    The cost of a step is its places plus `STEP_COST`. Tokens that a step leaves over share later steps with the other
-    rows.
+    The cost of a step is its places plus `STEP_COST`. Later steps are counted as full, with as many sequences as the
+    largest. The first sequence is in every step, because no prompt may wait forever; the others are those with the most
+    tokens.
 
     Args:
-        counts: remaining tokens of each sequence of the pool, each at least 1.
-        rows: rows of the pool, real and idle, at least `len(counts)`.
+        counts: remaining tokens of each sequence, in the order of arrival, each at least 1.
+        fitting: (indices into `counts` in the order of preference, lanes) -> those that have a lane.
+        sizes: possible numbers of lanes.
         widths: widths of all steps, the widest first.
         platform: platform of the devices.
     """
-    share, step_cost = rows / len(counts), STEP_COST.get(platform, DEVICE_STEP_COST)
-    step_share = step_cost / len(counts)
-
-    def cost(width: int) -> float:
-        return rows * width + step_cost + sum(_least_cost(count - width, widths, share, step_share) for count in counts)
-
-    return min(widths, key=cost)
+    step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
+    step_share = step_cost / min(len(counts), max(sizes))
+    best: tuple[float, PrefillStep] | None = None
+    for lanes, width in product(sizes, widths):
+        order = [0, *sorted(range(1, len(counts)), key=lambda index: -min(counts[index], width))]
+        chosen = sorted(fitting(order, lanes))
+        remainders = [count - width * (index in chosen) for index, count in enumerate(counts)]
+        cost = lanes * width + step_cost + sum(_least_cost(count, widths, step_share) for count in remainders)
+        if best is None or cost < best[0]:
+            best = cost, PrefillStep(chosen, lanes, width)
+    assert best is not None
+    return best[1]
 
 
 @cache
-def _least_cost(count: int, widths: tuple[int, ...], place_cost: float, step_cost: float) -> float:
-    """Return the least cost of steps for `count` tokens; 0 below 1 token."""
+def _least_cost(count: int, widths: tuple[int, ...], step_cost: float) -> float:
+    """Return the least cost of steps of one lane for `count` tokens; 0 below 1 token."""
     if count < 1:
         return 0.0
-    return min(
-        width * place_cost + step_cost + _least_cost(count - width, widths, place_cost, step_cost) for width in widths
-    )
+    return min(width + step_cost + _least_cost(count - width, widths, step_cost) for width in widths)

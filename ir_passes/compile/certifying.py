@@ -1,4 +1,4 @@
-"""The certificate of a compilation, made of the results of its phases."""
+"""Certificate of a compilation, from the results of its phases."""
 
 import re
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from ir_passes.xla_audit.audit import AuditReport
 
 
 class Audit(NamedTuple):
-    """The result of an audit: a report or the reason for its absence, and warnings."""
+    """Audit report or the reason without one, and warnings."""
 
     report: AuditReport | None
     faults: tuple[Statement, ...] = ()
@@ -35,12 +35,8 @@ def make_certificate(
     """Make the certificate of one executable.
 
     Args:
-        step: the compiled step.
-        name: of the program.
-        versions: of the compilation.
-        scheduled: the collectives of the program, for a step without an audit.
-        compiled, audit: the executable and its audit.
-        seconds: of each phase.
+        scheduled: collectives of the program, without an audit.
+        compiled, audit: executable and audit.
     """
     report = audit.report
     schedule = report.schedule if report else tuple(entry.collective for entry in scheduled)
@@ -77,7 +73,7 @@ def make_certificate(
         proof.notes if proof else (),
         proved.passes,
         tuple(map(str, report.copies)) if report else (),
-        tuple(map(str, report.neighbours)) if report else (),
+        report.neighbours if report else (),
         pool_verdicts(bound, report),
         schedule,
         memory_of(compiled, report),
@@ -87,7 +83,7 @@ def make_certificate(
 
 
 def uncovered_by_proof(bound: BoundContract) -> list[Statement]:
-    """Return the properties of a step that its proof does not look at."""
+    """Return the properties that the proof does not cover."""
     accepts = any(isinstance(output.entry, Lane) and output.entry.role == "accepted" for output in bound.outputs)
     return [
         property_id.statement()
@@ -115,7 +111,6 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
 
 
 def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[PoolVerdict, ...]:
-    """Return the verdict on each pool of the arguments."""
     faulty = [] if report is None else [path for finding in report.findings for path in finding.pools]
     copies = [] if report is None else [path for copy in report.copies for path in copy.pools]
     return tuple(
@@ -132,7 +127,6 @@ def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[Poo
 
 
 def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memory:
-    """Bytes of XLA's executable."""
     analysis: Any = compiled.memory_analysis()
 
     def read(name: str) -> int:

@@ -60,6 +60,10 @@ class Site:
         """Shape of the first result."""
         return ir.shape_of(self.eqn.outvars[0])
 
+    def maker(self, atom: Any) -> Any:
+        """Return the equation of this program that makes a value; None for an input, a constant or a literal."""
+        return None if isinstance(atom, ir.Literal) else self.prover.makers(self.jaxpr).get(atom)
+
     def apply(self, operands: list[Value]) -> list[Value]:
         """Return the values of the results by the rule of the primitive."""
         for value in operands:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.entries import Opaque, Pool, SlotMap
+from ir_passes.contract.entries import Opaque, PageTable, Pool
 from ir_passes.contract.opaque import donors, lengths_of, maps_of
 from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.jaxpr import ir
@@ -69,9 +69,9 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
 
 
 def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]) -> list | None:
-    """Run a declared operation on rows of slot maps.
+    """Run a declared operation on rows of slot maps, or on pages.
 
-    Returns tags, None for pools without a slot map.
+    Returns tags, None for pools without a slot map or a page table.
 
     A lane of length 0 keeps its row; a fresh lane does not read it.
     """
@@ -86,10 +86,16 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
         if not isinstance(entry, Pool):
             run.use(eqn, tag)
             continue
-        maps = [(place, by) for place, by in maps_of(declared, entry.group) if isinstance(by, SlotMap)]
+        maps = list(maps_of(declared, entry.group))
         if not tag.whole or not maps:
             return None
         for place, by in maps:
+            result = next((number for number, donor in donor_of.items() if donor == k), None)
+            if isinstance(by, PageTable):
+                # The declaration does not tell which pages are written.
+                if result is not None:
+                    results[result] = tag
+                continue
             holders = tags[place]
             column = jnp.asarray(values[place])
             if holders is not None:
@@ -97,7 +103,6 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
             if by.role != "write":
                 rows = moves.addressed(tag.some_rows, column)
                 run.use(eqn, Tags(lanes, rows, tag.pools), mask=active if fresh is None else active & ~fresh)
-            result = next((number for number, donor in donor_of.items() if donor == k), None)
             if result is not None and by.role != "read":
                 results[result] = tag.with_rows(_stamped(run, tag.some_rows, lanes, column, active))
     return results

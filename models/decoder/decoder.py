@@ -24,6 +24,7 @@ from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
 from models.sharding.shard_sizes import ShardedSize, shard_configs
 from models.sharding.sharded_dim import Segment, ShardedDim, shard_outputs
+from models.state.pages import Pages
 from models.state.rows import Slots
 from models.state.shapes import Activations, Hooks, LaneInfo, Lengths, Positions, TokenMask, Tokens
 from models.state.state import Stateful, StateSize, state_size
@@ -190,11 +191,12 @@ def lane_info(
     kv_blocks: Int32[Array, ""] | int,
     verifying: bool = False,
     slots: Slots = None,
+    pages: Pages | None = None,
 ) -> LaneInfo:
     """Derive the masks of a step's lanes; arguments as for `Decoder`."""
     valid = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     fresh = (positions == 0) & (lengths > 0)
-    return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots)
+    return LaneInfo(lengths, positions, valid, fresh, kv_blocks, verifying, slots=slots, pages=pages)
 
 
 def _rematerialised(layer: Layer, x: Activations, info: LaneInfo, state: tuple) -> tuple[Activations, tuple]:
@@ -278,6 +280,7 @@ class Decoder(Stateful):
         embeddings: Activations | None = None,
         remat: bool = False,
         slots: Slots = None,
+        pages: Pages | None = None,
     ) -> tuple[Activations, tuple]:
         """Run the real tokens of every lane: prefill, decode, or verification of drafts.
 
@@ -292,12 +295,13 @@ class Decoder(Stateful):
             embeddings: of the tokens; None looks them up.
             remat: a gradient recomputes each layer (`jax.checkpoint`).
             slots: the row of each lane in the pools; None: row i belongs to lane i.
+            pages: page table of the KV caches; None: consecutive pages for each lane (`own_pages`).
 
         Returns:
             The residual stream after the final norm, and the state after each lane's last real token, or with
             `verifying` the operand `pending` of `commit`. A lane of length 0 keeps its state, bit for bit.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots)._replace(hooks=hooks)
+        info = lane_info(tokens, lengths, positions, kv_blocks, verifying, slots, pages)._replace(hooks=hooks)
         if embeddings is None:
             x = self.embed(tokens, info.valid)
         else:

@@ -26,17 +26,16 @@ from models.state.state import ConvRecurrentState, Stateful
 
 @dataclass(frozen=True)
 class SharedBlockConfig:
-    """A Mamba2 layer behind one call of a transformer block.
+    """A Mamba2 layer behind a call of a transformer block.
 
     Attributes:
-        attention: of the block; it reads residual stream and embedding, so its input has twice the width.
+        attention: of the block; reads residual stream and embedding, so its input has twice the width.
         mlp: of the block.
         mamba: the layer itself.
-        block: number of the block; layers with equal numbers share its parameters.
-        rank: of the adapters, which each call has for itself.
-        attention_adapters: queries, keys and values have adapters, and not only the MLP.
+        block: its number; layers with equal numbers share parameters.
+        rank: of each call's adapters.
+        attention_adapters: queries, keys and values have adapters, too.
         eps: of the norms.
-        devices: of the sharded layer.
     """
 
     attention: AttentionConfig
@@ -49,7 +48,6 @@ class SharedBlockConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "SharedBlockConfig":
-        """Return the config of one device."""
         parts = {"attention": self.attention, "mlp": self.mlp, "mamba": self.mamba}
         local, faults = try_shard_configs(parts.values(), devices)
         if faults:
@@ -57,7 +55,6 @@ class SharedBlockConfig:
         return replace(self, devices=devices, **{name: local[part] for name, part in parts.items()})
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "SharedBlockMamba":
-        """Build the layer, for a residual stream of width `hidden`."""
         return SharedBlockMamba(self, hidden, rngs)
 
 
@@ -72,24 +69,19 @@ class AdaptedMatrix(LinearWeight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix."""
         return self.base.shape
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix and of the adapter."""
         return self.base.nbytes + self.down.nbytes + self.up.nbytes
 
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
-        """Return the sum of both products."""
         return linear(x, self.base, devices) + linear(linear(x, self.down, devices), self.up, devices)
 
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
-        """Return rows of the sum."""
         return self.astype(jnp.float32)[ids]
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
-        """Return the sum as a plain array."""
         base, down, up = (part.astype(jnp.float32) for part in (self.base, self.down, self.up))
         return (base + jnp.matmul(up, down, precision="highest")).astype(dtype)
 
@@ -160,14 +152,14 @@ class TransformerBlock(nnx.Module):
 
 
 class SharedBlockState(NamedTuple):
-    """State of one layer: keys and values of its call of the block, and of its Mamba2 layer."""
+    """State of a layer: keys and values of its block call, and its Mamba2 layer's."""
 
     attention: KVCache
     mamba: ConvRecurrentState
 
 
 class SharedBlockMamba(Stateful):
-    """`mamba(norm(x + linear(block([x | embedding]))))`; calls of a block have their own state and adapters."""
+    """`mamba(norm(x + linear(block([x | embedding]))))`; calls have separate states and adapters."""
 
     norms_input = True
     reads_embedding = True
@@ -190,11 +182,9 @@ class SharedBlockMamba(Stateful):
         self.attention_adapters = nnx.Dict({name: adapter(matrix(rngs, rank, 2 * hidden), heads) for name in names})
 
     def state_arrays(self) -> SharedBlockState:
-        """Return the KV cache of this call, and the state of the Mamba2 layer."""
         return SharedBlockState(self.block.attention.state_arrays(), self.mamba.state_arrays())
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads of both mixers."""
         return self.block.attention.sites() | self.mamba.sites()
 
     def __call__(self, x: Activations, info: LaneInfo, state: SharedBlockState) -> tuple[Activations, SharedBlockState]:
@@ -216,6 +206,6 @@ class SharedBlockMamba(Stateful):
         return y, SharedBlockState(cache, mamba)
 
     def commit(self, pending: SharedBlockState, info: LaneInfo, state: SharedBlockState) -> SharedBlockState:
-        """Return the state of both layers after the accepted tokens."""
+        """Return both layers' state after the accepted tokens."""
         cache = self.block.attention.commit(pending.attention, info, state.attention)
         return SharedBlockState(cache, self.mamba.commit(pending.mamba, info, state.mamba))

@@ -1,23 +1,31 @@
 """Prefill steps fit their sequences and cost least, and completions equal those of prompts alone."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from instruction_sets import instruction_sets
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
-from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, cheapest_width
+from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, PrefillStep, cheapest_step
 from hybridlm.programs.shapes import Shape
+
+
+def first_lanes(order: Sequence[int], lanes: int) -> Sequence[int]:
+    """Return the indices that fit one device."""
+    return order[:lanes]
 
 
 def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
     """Return the least cost of steps of one row, by trying all numbers of steps of each width."""
-    most = [range(-(-count // width) + 1) for width in widths]
-    numbers = (numbers for numbers in itertools.product(*most) if np.dot(numbers, widths) >= count)
+    ranges = [range(-(-count // width) + 1) for width in widths]
+    numbers = (numbers for numbers in itertools.product(*ranges) if np.dot(numbers, widths) >= count)
     return min(int(np.dot(number, widths)) + step_cost * sum(number) for number in numbers)
 
 
@@ -26,20 +34,61 @@ def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
 def test_one_prompt_has_the_cheapest_steps(widths: tuple[int, ...], platform: str) -> None:
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
     for tokens in range(1, widths[0] + 1):
-        left, cost = tokens, 0
-        while left > 0:
-            width = cheapest_width([left], 1, widths, platform)
-            left, cost = left - width, cost + width + step_cost
+        remaining, cost = tokens, 0
+        while remaining > 0:
+            (first,), lanes, width = cheapest_step([remaining], first_lanes, [1, 2], widths, platform)
+            assert first == 0 and lanes == 1
+            remaining, cost = remaining - width, cost + width + step_cost
         assert cost == cost_alone(tokens, widths, step_cost)
 
 
 @pytest.mark.parametrize(
-    "counts, width",
-    [([128] * 4, 128), ([100] * 4, 128), ([60] * 4, 32), ([128, 100, 40, 8], 8), ([8] * 4, 8), ([20, 30], 32)],
+    "counts, chosen, lanes, width",
+    [
+        ([128] * 4, [0, 1, 2, 3], 4, 128),
+        ([100] * 4, [0, 1, 2, 3], 4, 128),
+        ([60] * 4, [0, 1, 2, 3], 4, 32),
+        ([8] * 4, [0, 1, 2, 3], 4, 8),
+        ([20, 30], [0, 1], 2, 32),
+        ([20, 30, 25], [0, 1], 2, 32),
+        ([128, 128, 128], [0, 1], 2, 128),  # a fourth lane would be idle
+        ([128, 8, 128, 120], [0, 2], 2, 128),  # the second prompt waits, with fewest tokens
+        ([8, 128, 128, 128], [0], 1, 8),  # the first prompt is in every step
+    ],
     ids=str,
 )
-def test_width_for_several_prompts(counts: list[int], width: int) -> None:
-    assert cheapest_width(counts, 4, (128, 32, 8), "cpu") == width
+def test_a_step_has_the_prompts_that_fill_it(counts: list[int], chosen: list[int], lanes: int, width: int) -> None:
+    assert cheapest_step(counts, first_lanes, [1, 2, 4], (128, 32, 8), "cpu") == PrefillStep(chosen, lanes, width)
+
+
+def test_a_step_fits_every_device() -> None:
+    """Two devices with two lanes each: the first prompt has one device for itself."""
+
+    def fitting(order: Sequence[int], lanes: int) -> list[int]:
+        return [0, *[index for index in order if index][: lanes // 2]]
+
+    step = cheapest_step([128] * 4, fitting, [2, 4], (128, 32, 8), "cpu")
+    assert step == PrefillStep([0, 1], 2, 128)
+
+
+@given(
+    counts=st.lists(st.integers(1, 256), min_size=1, max_size=4),
+    sizes=st.sampled_from([[1], [1, 2, 4], [4], [1, 3]]),
+    widths=st.sampled_from([(128, 32, 8), (4,), (128, 64)]),
+)
+def test_prompts_end_and_full_steps_are_preferred(counts: list[int], sizes: list[int], widths: tuple[int, ...]) -> None:
+    """The first prompt is in every step, so that every prompt ends."""
+    remainders, places = list(counts), 0
+    while remainders:
+        step = cheapest_step(remainders, first_lanes, sizes, widths, "cpu")
+        assert 0 in step.chosen and len(step.chosen) <= step.lanes
+        smaller = [size for size in sizes if len(step.chosen) <= size < step.lanes]
+        assert not smaller, "a smaller step has these prompts, too"
+        for index in step.chosen:
+            remainders[index] -= step.width
+        remainders = [count for count in remainders if count > 0]
+        places += step.lanes * step.width
+    assert places >= sum(counts)
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +103,24 @@ def prompt(tokens: int) -> list[int]:
 
 def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[hybridlm.Completion], list[str]]:
     """Submit prompts of these lengths before each step; return the completions, and the steps of prompts."""
-    seen, run = list[str](), lm.engine.run
+    shapes, run = list[str](), lm.engine.run
     patch = pytest.MonkeyPatch()
     with patch.context() as context, lm.session() as session:
 
         def record(shape: Shape, *args: object, **options: object) -> object:
-            seen.extend([str(shape)] if shape.tokens > 1 else [])
+            shapes.extend([str(shape)] if shape.tokens > 1 else [])
             return run(shape, *args, **options)  # type: ignore[arg-type]
 
         context.setattr(lm.engine, "run", record)
-        done = {}
+        completions = {}
         for step in range(200):
             for tokens in arrivals.get(step, []):
                 session.submit(prompt(tokens), max_tokens=6, ignore_eos=True, logprobs=0)
-            done |= {event.index: event.completion for event in session.step() if event.completion is not None}
+            completions |= {event.index: event.completion for event in session.step() if event.completion is not None}
             if step > max(arrivals) and not session.busy:
                 break
         session.check_integrity()
-    return [done[index] for index in sorted(done)], seen
+    return [completions[index] for index in sorted(completions)], shapes
 
 
 @pytest.mark.slow
@@ -86,30 +135,30 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
         ({0: [128]}, ["1x128"]),
         ({0: [129]}, ["1x128", "1x8"]),
         ({0: [300]}, ["1x128", "1x128", "1x32", "1x32"]),
-        ({0: [20, 30]}, ["4x32"]),
-        ({0: [20, 200]}, ["4x32", "1x128", "1x32", "1x8"]),  # the second prompt goes on in steps of one lane
-        # The first prompt goes on in a step of four lanes and then in steps of one.
-        ({0: [300], 1: [20]}, ["1x128", "4x32", "1x128", "1x32"]),
+        ({0: [20, 30]}, ["2x32"]),
+        ({0: [20, 200]}, ["2x32", "1x128", "1x32", "1x8"]),  # the second prompt goes on in steps of one lane
+        # The first prompt goes on in a step of two lanes and then in steps of one.
+        ({0: [300], 1: [20]}, ["1x128", "2x32", "1x128", "1x32"]),
         ({0: [20, 20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt waits for a row
-        ({0: [20, 20, 20], 3: [20]}, ["4x32", "1x32"]),  # the last prompt is late, the others decode
+        ({0: [20, 20, 20], 3: [20]}, ["2x32", "1x32", "1x32"]),  # the last prompt is late, the others decode
     ],
     ids=str,
 )
 def test_steps_fit_prompts(lm: hybridlm.LM, arrivals: dict[int, list[int]], steps: list[str]) -> None:
-    found, shapes = completions(lm, arrivals)
+    results, shapes = completions(lm, arrivals)
     assert [shape.split()[1] for shape in shapes] == steps
     lengths = [tokens for step in sorted(arrivals) for tokens in arrivals[step]]
-    assert len(found) == len(lengths)
-    for completion, tokens in zip(found, lengths, strict=True):
-        (alone,) = lm.generate([prompt(tokens)], max_tokens=6, ignore_eos=True, logprobs=0)
-        assert completion.token_ids == alone.token_ids
-        assert completion.logprobs is not None and alone.logprobs is not None
-        np.testing.assert_allclose(completion.logprobs, alone.logprobs, atol=1e-4, rtol=0)
+    assert len(results) == len(lengths)
+    for completion, tokens in zip(results, lengths, strict=True):
+        (single,) = lm.generate([prompt(tokens)], max_tokens=6, ignore_eos=True, logprobs=0)
+        assert completion.token_ids == single.token_ids
+        assert completion.logprobs is not None and single.logprobs is not None
+        np.testing.assert_allclose(completion.logprobs, single.logprobs, atol=1e-4, rtol=0)
 
 
 def test_prefill_steps_are_warmed_up(lm: hybridlm.LM) -> None:
     shapes = set(all_shapes(lm.engine))
-    assert {Shape("generate", lanes, width, 4) for lanes in (1, 4) for width in (8, 32, 128)} <= shapes
+    assert {lm.engine.shape("generate", lanes, width, 4) for lanes in (1, 2, 4) for width in (8, 32, 128)} <= shapes
 
 
 def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM) -> None:
@@ -137,7 +186,7 @@ def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None
 
 
 def test_the_step_of_a_short_prompt_is_loaded_first(lm: hybridlm.LM) -> None:
-    assert {Shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
+    assert {lm.engine.shape("generate", 1, width, 4) for width in (8, 32, 128)} <= set(first_shapes(lm.engine))
 
 
 @pytest.mark.slow
@@ -154,7 +203,7 @@ def test_prompts_in_bfloat16_have_the_bits_of_prompts_alone(lm: hybridlm.LM) -> 
     """One step of 512 rows for all prompts; alone each has a step of 128 rows."""
     narrow = hybridlm.load(lm.path, lanes=4, context=256, dtype="bfloat16", progress=False, certify="off")
     prompts = [prompt(tokens) for tokens in (128, 90, 100, 118)]
-    together = narrow.generate(prompts, max_tokens=3, ignore_eos=True, logprobs=0)
-    for completion, tokens in zip(together, prompts, strict=True):
-        (alone,) = narrow.generate([tokens], max_tokens=3, ignore_eos=True, logprobs=0)
-        assert completion.token_ids == alone.token_ids and completion.logprobs == alone.logprobs
+    batched = narrow.generate(prompts, max_tokens=3, ignore_eos=True, logprobs=0)
+    for completion, tokens in zip(batched, prompts, strict=True):
+        (single,) = narrow.generate([tokens], max_tokens=3, ignore_eos=True, logprobs=0)
+        assert completion.token_ids == single.token_ids and completion.logprobs == single.logprobs

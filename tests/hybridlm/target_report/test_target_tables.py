@@ -61,9 +61,9 @@ def test_page() -> None:
     assert "| olmo_base | 1.5; 1.50; 2.5 | REFUSED: 1.5; -; 2.5 |" in text
 
 
-def fitted(left: int) -> SimpleNamespace:
+def fitted(spare: int) -> SimpleNamespace:
     return SimpleNamespace(
-        memory=16 * 10**9, left=left, fits=left >= 0, most_lanes=82, longest_context=6272, scratch=10**9
+        memory=16 * 10**9, left=spare, fits=spare >= 0, most_lanes=82, longest_context=6272, scratch=10**9
     )
 
 
@@ -105,4 +105,4 @@ def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
     assert {row.verdict for row in rows} == {"audited"} and all(model.good for model in models)
     for target in TARGETS:
         expected = [name for name in NAMES if is_split(name, target) for _ in range(4)]
-        assert [one.checkpoint for one in rows if one.target == target] == expected
+        assert [row.checkpoint for row in rows if row.target == target] == expected

@@ -132,6 +132,11 @@ def _lengths(lanes: int, tokens: int) -> np.ndarray:
     return lengths
 
 
+def _slots(lanes: int) -> np.ndarray:
+    """Return the rows of the lanes, the last first, in a pool with one row more: row 0."""
+    return np.arange(lanes, 0, -1, dtype=np.int32)
+
+
 def _attention(
     platform: str, model: str, heads: int, kv_heads: int, size: int, latent: int, tokens: int, lanes: int,
     context: int, visible: int,
@@ -173,13 +178,17 @@ def _recurrence(
         return (
             *vectors, _normal(keys, *source, heads, value),
             -jnp.abs(_normal(keys, *source, heads, *([key] if form == "KDA" else []))),
-            jax.nn.sigmoid(_normal(keys, *source, heads)), _normal(keys, lanes, heads, value, key),
+            jax.nn.sigmoid(_normal(keys, *source, heads)), _normal(keys, lanes + 1, heads, value, key),
             jnp.arange(tokens)[None] < lengths[:, None], jnp.asarray((np.arange(lanes) % 3 == 2) & (lengths > 0)),
+            jnp.asarray(_slots(lanes)),
         )  # fmt: skip
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
-        lane = 2 % lanes
-        return list(zip((result[lane] for result in results), exact_recurrence(form, operands, lane), strict=True))
+        lane, pool, rows = 2 % lanes, operands[5], _slots(lanes)
+        by_lane = (*operands[:5], pool[operands[8]], *operands[6:8])
+        outputs, states = results[0][lane], results[1][int(rows[lane])]
+        pairs = list(zip((outputs, states), exact_recurrence(form, by_lane, lane), strict=True))
+        return [*pairs, (results[1][0], np.asarray(pool[0], np.float64))]
 
     state, token = 4 * heads * value * key, 4 * (2 * key_heads * key + 2 * heads * value + 2 * heads)
     token += 4 * heads * key if form == "KDA" else 0
@@ -195,15 +204,17 @@ def _convolution(platform: str, model: str, channels: int, taps: int, tokens: in
         keys = _keys()
         return (
             _normal(keys, lanes, tokens, channels), _normal(keys, channels, 1, taps),
-            _normal(keys, lanes, taps - 1, channels, dtype=jnp.bfloat16), jnp.asarray(lengths),
+            _normal(keys, lanes + 1, taps - 1, channels, dtype=jnp.bfloat16), jnp.asarray(lengths),
             jnp.arange(tokens)[None] < lengths[:, None], jnp.asarray((np.arange(lanes) % 3 == 2) & (lengths > 0)),
+            jnp.asarray(_slots(lanes)),
         )  # fmt: skip
 
     def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
-        x, weight, state, _, _, fresh = operands
+        x, weight, pool, _, _, fresh, _ = operands
         lane = 2 % lanes
-        exact = exact_convolution(x[lane], weight, state[lane], int(lengths[lane]), bool(fresh[lane]))
-        return [(results[0][lane], exact)]
+        state = pool[int(_slots(lanes)[lane])]
+        exact = exact_convolution(x[lane], weight, state, int(lengths[lane]), bool(fresh[lane]))
+        return [(results[0][lane], exact), (results[1][0], np.asarray(pool[0], np.float64))]
 
     moved = 4 * channels * (int(np.sum(lengths)) * 2 + taps) + 2 * 2 * lanes * (taps - 1) * channels
     name = f"{model}, short convolution, {tokens} x {lanes}"

@@ -73,16 +73,16 @@ def operations(platform: str, sizes: dict[str, int]) -> Iterator[tuple[str, Oper
 
 
 def recurrence(platform: str, form: str, *arrays: Any, kernels: str) -> Any:
-    query, key, value, decay, beta, state, valid, fresh = arrays
+    query, key, value, decay, beta, state, valid, fresh, *slots = arrays
     key = key / jnp.linalg.norm(key, axis=-1, keepdims=True)
     operation, beta = (ssd, None) if form == "SSD" else (delta_rule, beta)
     devices = Devices(platform=platform, kernels=kernels)
-    return tuple(operation(RecurrenceInputs(query, key, value, decay, state, valid, fresh, beta, devices)))
+    return tuple(operation(RecurrenceInputs(query, key, value, decay, state, valid, fresh, beta, devices, *slots)))
 
 
 def convolution(platform: str, *arrays: Any, kernels: str) -> Any:
-    x, weight, state, lengths, valid, fresh = arrays
-    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1)
+    x, weight, state, lengths, valid, fresh, *slots = arrays
+    info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, slots=slots[0] if slots else None)
     y, new = layer_conv(x, weight, state, info, devices=Devices(platform=platform, kernels=kernels))
     # of a kernel the outputs of padding tokens are zero
     return jnp.where(valid[:, :, None], y, 0.0) if kernels == "off" else y, new

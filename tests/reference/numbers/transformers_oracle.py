@@ -28,8 +28,8 @@ class Oracle:
     def load(cls, directory: pathlib.Path, as_it_is: bool = False) -> "Oracle":
         """Read the directory with transformers; missing and unexpected tensors are errors.
 
-        `as_it_is` leaves the floor that its Nemotron-H and Zamba2 put under the time steps of a prompt, which is
-        neither in the published code nor in its own decoding step.
+        `as_it_is` leaves the floor that its Nemotron-H and Zamba2 put under the time steps of a prompt. Neither the
+        published code nor its own decoding step has this floor.
         """
         outer = json.loads((directory / "config.json").read_text())
         auto: Any = (

@@ -154,7 +154,13 @@ def page_fault(
     if entry.role == ("read" if write else "write"):
         message = f"{path} is {'written' if write else 'read'} by {pages}, which is declared for the opposite"
         return site.mixed(message, "use the table with the other role, or role='both'", ViolationKind.WRONG_ROW)
-    if split or pool.split:
+    if entry.local is not None:
+        count = site.prover.devices.get(entry.local)
+        if count is None or split != pool.split or pool.split != ((entry.local,) if count > 1 else ()):
+            message = f"{pages} counts pages within a device along {entry.local!r}, and is used by lanes of others"
+            remedy = f"use it inside of a shard_map that splits the table and the pages over {entry.local!r}"
+            return site.mixed(message, remedy, ViolationKind.WRONG_ROW)
+    elif split or pool.split:
         message = (
             f"{pages} or {path} is split over devices along {', '.join(split or pool.split)}, and pages are global"
         )

@@ -17,6 +17,7 @@ from dataclasses import replace
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Symbol
+from ir_passes.proof.rules.addressing import token_tiles
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import IndexSum, NonPadding, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
@@ -163,6 +164,9 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
     Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`. The operand has every token.
     """
     span, access = _span(site, operands[0], None, 0), of_gather(site, operands[1])
+    of_lanes = token_tiles.gathered(site, operands[0], access, result)
+    if of_lanes is not result:
+        return of_lanes
     if not isinstance(result.owner, Mixed) or span is None or list(access.columns) != [span.axis]:
         return result
     (axis, index), tokens = *access.columns.items(), site.prover.bound.layouts[span.layout]

@@ -37,7 +37,6 @@ class WriteInPlace:
     name: ClassVar[str] = "write-in-place"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Rewrite the graph (see `Pass.run`)."""
         carried, layers = with_carried_layers(graph)
         jaxpr = carried.program.jaxpr
         order = _WriteOrder(jaxpr, [*graph.bound.successors.items()])
@@ -58,12 +57,6 @@ class _WriteOrder:
     """
 
     def __init__(self, jaxpr: ir.Jaxpr, pools: Sequence[tuple[int, int]]) -> None:
-        """Find the versions of pools.
-
-        Args:
-            jaxpr: the program.
-            pools: input and result of each pool.
-        """
         self.count, self.consts = 0, dict[ir.Var, Any]()
         self._inner: dict[int, _WriteOrder] = {}
         self._read(jaxpr, pools)
@@ -89,7 +82,6 @@ class _WriteOrder:
                 self._writes.setdefault(self._version[before], []).append(index)
 
     def _note(self, index: int, eqn: ir.JaxprEqn) -> None:
-        """Record the versions that an equation writes or views."""
         versions = [var for var in ir.variables(eqn.invars) if var in self._version]
         if not versions:
             return
@@ -218,7 +210,6 @@ class _WriteOrder:
         return [var for var in results if hasattr(var.aval, "dtype") and not is_key(var.aval.dtype) and var.aval.size]
 
     def _reached(self, variables: Sequence[ir.Var]) -> set[int]:
-        """Return the equations that depend on some variables."""
         reached, pending = set[int](), list(variables)
         while pending:
             for user in self._users.get(pending.pop(), []):
@@ -228,7 +219,6 @@ class _WriteOrder:
         return reached
 
     def _needed(self, write: int) -> set[ir.Var]:
-        """Return the variables that an equation depends on."""
         made_by = {var: eqn for eqn in self.jaxpr.eqns[:write] for var in eqn.outvars}
         needed, pending = set[ir.Var](), ir.variables(self.jaxpr.eqns[write].invars)
         while pending:
@@ -286,7 +276,6 @@ def _ordered(operand: jax.Array, *results: jax.Array) -> jax.Array:
 
 
 def _never(result: jax.Array) -> jax.Array:
-    """Return False, computed from the first element of an array."""
     first = lax.reshape(lax.slice(result, (0,) * result.ndim, (1,) * result.ndim), ())
     if jnp.issubdtype(first.dtype, jnp.complexfloating):
         first = lax.real(first)

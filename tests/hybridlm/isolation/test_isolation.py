@@ -115,9 +115,9 @@ def from_neighbour(step: Step) -> Step:
     """Every lane's state is the next lane's."""
 
     def wrong(params, pools, inputs):
-        before, behind = np.roll(np.arange(LANES), 1), np.roll(np.arange(LANES), -1)
-        out, new = step(params, jax.tree.map(lambda leaf: _lanes_from(leaf, before), pools), inputs)
-        return out, jax.tree.map(lambda leaf: _lanes_from(leaf, behind), new)
+        left_lanes, right_lanes = np.roll(np.arange(LANES), 1), np.roll(np.arange(LANES), -1)
+        out, new = step(params, jax.tree.map(lambda leaf: _lanes_from(leaf, left_lanes), pools), inputs)
+        return out, jax.tree.map(lambda leaf: _lanes_from(leaf, right_lanes), new)
 
     return wrong
 

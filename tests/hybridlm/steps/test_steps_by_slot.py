@@ -84,13 +84,13 @@ def in_order(pool: Rows) -> Rows:
 
 def check_rows(pool: Rows, results: Rows, ordered: Rows) -> None:
     """Check the lanes' rows against a step with row i of lane i, and all others against the pool before."""
-    others = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
+    rows = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
     leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (results, ordered)))
     for (path, old), new, expected in zip(*leaves, strict=True):
         null = len(old) - ROWS
         assert new[:null].tobytes() == old[:null].tobytes(), path
         old, new, expected = old[null:], new[null:], expected[null:]
-        assert new[others].tobytes() == old[others].tobytes(), path
+        assert new[rows].tobytes() == old[rows].tobytes(), path
         assert new[SLOTS].tobytes() == expected[:LANES].tobytes(), path
         active = np.delete(SLOTS, IDLE)
         assert new[active].tobytes() != old[active].tobytes() or path[0].name == "token", path

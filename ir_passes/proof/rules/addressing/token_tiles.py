@@ -54,9 +54,8 @@ def length_mask(site: Site, name: str, x: Value, index: IndexSum | None, y: Valu
 
     Args:
         name: of the comparison.
-        x: the first operand.
-        index: of the first operand, if it counts along an axis.
-        y: the second operand.
+        x, y: its operands.
+        index: of `x`, if it counts along an axis.
     """
     place, end, lanes = x.fact, y.fact, site.prover.bound.lanes
     if isinstance(place, TilePlaces) and isinstance(end, Offsets) and place.exact and end.axis == place.axis:

@@ -61,7 +61,7 @@ class Counting:
         self.calls += 1
         queue, alive = ScoringQueue(dict(enumerate(texts)), None, (self.chunk,), 5), []
         while queue or alive:
-            while len(alive) < 4 and (item := queue.take()) is not None:
+            while len(alive) < 4 and (item := queue.take(lambda text: [0])) is not None:
                 queue.begun(item)
                 alive.append(item)
             item = alive.pop(0)

@@ -378,9 +378,10 @@ def lane_types(arrays: Any, pages: Any, context: int) -> Any:
 
 
 def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
-    """Return the visited positions of the lanes of a KV cache as a pool of pages (`own_pages`)."""
+    """Return the visited positions of the lanes of a KV cache, two pages at least, as a pool (`own_pages`)."""
     if array.positions_axis is None:
         return x
+    blocks = max(blocks, 2)  # ops/layout: one block
     axis = 1 + array.positions_axis
     visited = lax.slice_in_dim(x, 0, blocks * KV_BLOCK, axis=axis)
     split = visited.reshape((*visited.shape[:axis], blocks, KV_BLOCK, *visited.shape[axis + 1 :]))

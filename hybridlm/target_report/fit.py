@@ -1,4 +1,4 @@
-"""Fit of a model into a device's memory; maximum lanes and context."""
+"""Fit of a model into a device's memory; most lanes, longest context, largest KV cache."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -22,13 +22,15 @@ class Fit:
     Attributes:
         memory: of the device.
         weights: of the parameters.
-        rows: of the pool, and of a scoring call's pool.
+        rows: of the pool with its KV cache, and of a scoring call's pool.
         padding: added by device layouts.
         scratch: of the largest step, with results without pools; None without a compiled step.
         left: negative if the step does not fit.
         lanes, context: as requested.
+        positions: of the KV cache, on all devices.
         most_lanes: most lanes at this context, 0 for none; scratch grows at most in proportion.
         longest_context: longest context with these lanes; 0 for none.
+        most_positions: largest KV cache with these lanes at this context; 0 for none.
         share: memory share that JAX takes by default.
     """
 
@@ -40,8 +42,10 @@ class Fit:
     left: int
     lanes: int
     context: int
+    positions: int
     most_lanes: int
     longest_context: int
+    most_positions: int
     share: float
 
     @property
@@ -59,7 +63,12 @@ class Fit:
         lines = [f"{need} = {format_bytes(self.memory - self.left)} of {format_bytes(self.memory)}: {verdict}"]
         lanes = f"at most {self.most_lanes} lanes" if self.most_lanes else "not one lane"
         context = f"a context of {self.longest_context}" if self.longest_context else "no context"
-        lines.append(f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes")
+        line = f"{lanes} at a context of {self.context}, or {context} with {self.lanes} lanes"
+        if self.positions:
+            line += (
+                f"; KV cache of {self.positions:,} positions, at most {self.most_positions:,} with {self.lanes} lanes"
+            )
+        lines.append(line)
         if self.fits and self.memory - self.left > self.share * self.memory:
             lines.append(
                 f"JAX takes {self.share:.0%} of the memory by default, which is less: set "
@@ -78,29 +87,35 @@ def fit_of(engine: Engine, memory: int, platform: str, scratch: int | None, resi
     """
     weights = engine.parameters_on_a_device[1]
 
-    def rows(lanes: int, context: int) -> int:
-        devices, blocks, total = engine.placement.data, engine.row_arrays.blocks(context), 0
+    devices = engine.placement.data
+
+    def rows(lanes: int, context: int, page_limit: int | None) -> int:
+        blocks, total = engine.row_arrays.blocks(context), 0
         for count in (lanes, min(lanes, engine.prefill_lanes)):
-            pages = devices * pool_pages(count // devices, blocks, engine.page_limit)
+            pages = devices * pool_pages(count // devices, blocks, page_limit)
             total += bytes_on_a_device(engine.row_arrays.abstract(count, pages))
         return total
 
-    row_bytes = rows(engine.lanes, engine.context)
+    row_bytes = rows(engine.lanes, engine.context, engine.page_limit)
     padding = 0 if resident is None else max(0, resident - weights - row_bytes)
     padded = 1 + padding / (weights + row_bytes)
 
-    def free(lanes: int, context: int) -> int:
+    def free(lanes: int, context: int, page_limit: int | None) -> int:
         needed = (scratch or 0) * max(1.0, lanes / engine.lanes)
-        return memory - int(padded * (weights + rows(lanes, context)) + needed)
+        return memory - int(padded * (weights + rows(lanes, context, page_limit)) + needed)
 
-    step = engine.placement.data
-    lanes = step * _most(MAX_LANES // step, lambda count: free(count * step, engine.context) >= 0)
+    lanes = devices * _most(
+        MAX_LANES // devices, lambda count: free(count * devices, engine.context, engine.page_limit) >= 0
+    )
     limit = engine.row_arrays.model.config.max_position_embeddings // KV_BLOCK
-    blocks = _most(limit, lambda count: free(engine.lanes, count * KV_BLOCK) >= 0)
+    blocks = _most(limit, lambda count: free(engine.lanes, count * KV_BLOCK, engine.page_limit) >= 0)
+    pages = engine.lanes // devices * engine.blocks
+    pages = _most(pages, lambda page_limit: free(engine.lanes, engine.context, page_limit) >= 0)
     share = GPU_SHARE if platform == "gpu" else 1.0
     return Fit(
         memory, weights, row_bytes, padding, scratch, memory - weights - row_bytes - padding - (scratch or 0),
-        engine.lanes, engine.context, lanes, blocks * KV_BLOCK, share,
+        engine.lanes, engine.context, engine.cache_positions, lanes, blocks * KV_BLOCK, devices * pages * KV_BLOCK,
+        share,
     )  # fmt: skip
 
 

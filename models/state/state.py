@@ -40,13 +40,7 @@ def kv_blocks(positions: int) -> int:
 
 
 def turn_blocks(blocks: int, platform: str, heads: int) -> int:
-    """Return the number of blocks in one iteration of attention.
-
-    Args:
-        blocks: of the cache.
-        platform: of the step.
-        heads: lanes times key/value heads.
-    """
+    """Return the blocks of one iteration of attention; `heads` is lanes times key/value heads."""
     if platform != "gpu":
         return 1
     if heads >= MANY_HEADS:
@@ -89,8 +83,7 @@ class StateArray:
         sizes: name (as in `models.state.shapes`) and size of each dimension after the rows; None for the positions of
             a page of a KV cache.
         dtype: None for the dtype of caches.
-        sharded: name of the dimension sharded over the devices along `model` (tensor parallel); None for a replicated
-            array.
+        sharded: dimension sharded along `model` (tensor parallel); None for a replicated array.
         segments: of that dimension, as in a `ShardedDim`.
         unused: number of zeros at the end of each row of the last dimension (`stored_size`).
         role: its role.
@@ -202,6 +195,7 @@ class Stateful(nnx.Module):
         cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
             before it reads them.
         shared_as: layers with equal keys share the parameters of the first one's `block`; None for no such block.
+        block: layer with these parameters; without `shared_as` undefined.
         norms_input: the layer norms its input itself.
         reads_embedding: the layer reads `LaneInfo.embedded`.
     """
@@ -209,6 +203,7 @@ class Stateful(nnx.Module):
     summed_over: tuple[str, ...] = (MODEL,)
     cache_lag: int = 0
     shared_as: Hashable = None
+    block: Any
     norms_input: bool = False
     reads_embedding: bool = False
 

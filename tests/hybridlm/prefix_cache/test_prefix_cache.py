@@ -132,8 +132,7 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
         if one.positions is not None:
-            pages = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[1:]  # behind the null page, in their order
-            row = pages.reshape((-1, *pages.shape[2:]))
+            row = np.moveaxis(by_lane(leaf, 1)[0], one.positions, 0)
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 
@@ -283,4 +282,6 @@ def test_budgets(text_lm: hybridlm.LM) -> None:
 
 def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
     names = {str(shape) for shape in all_shapes(cached_lm.engine, only_full=True)}
-    assert {"keep a state of 3", "keep a span of 7", "restore a state to 3", "restore a span to 7"} < names
+    pages = cached_lm.engine.pages(3)
+    spans = {f"keep a span of {pages}", f"restore a span to {pages}"}
+    assert {"keep a state of 3", "restore a state to 3", *spans} < names

@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     EngineMutant(
         "operands-kept-for-the-shape", "ik#2260", "operands on the device are used again for a step of the same shape",
-        Finder.ALONE, kept_for_the_shape,
+        Finder.OWNER, kept_for_the_shape,
     ),
     EngineMutant(
         "operands-kept-for-the-lanes", "SGLang#39342", "the same, where the same lanes are taken by other sequences",

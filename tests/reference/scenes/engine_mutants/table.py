@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, STEPS
+from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, PAGED, STEPS
 from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import EngineMutant, Finder
 from engine_mutants.prefix_reports import PREFIXES
@@ -49,6 +49,12 @@ right.
 ### Reports of drafts that are taken back
 
 {_reports(ROLLBACK)}
+## Pages of the KV cache
+
+{len(PAGED)} faults of pages and of sequences that are preempted: {_counts(PAGED.values())}.
+Seven requests share five pages.
+
+{_mutants(PAGED.values())}
 ## Prefix cache
 
 {len(KEPT)} faults of the states that are kept of prompts: {_counts(KEPT.values())}.

@@ -3,7 +3,8 @@
 Prompts shorter and longer than a chunk, of whole chunks and of one token more; greedy and sampled ones; two that stop
 early, one that ends with its first token; one is cancelled while it waits and one while it decodes, and
 decode steps get fewer lanes. With a prefix cache others run: conversations that go on,
-prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host.
+prompts that come again, and prompts that part after some tokens, in a cache that moves states to the host. With few
+pages of KV cache long ones run, of which some are preempted.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from engine_mutants.mutant import Finder
 import hybridlm
 from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import Drafter
+from hybridlm.engine import admission
 from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
@@ -80,11 +82,22 @@ WITH_CACHE = tuple(
         (44, (*A, *STEMS[3][:14]), {"max_tokens": 8}),
     )
 )
+IN_FEW_PAGES = (
+    Asked(0, 122, {"max_tokens": 30}),
+    Asked(0, 120, {"max_tokens": 30}),
+    Asked(0, 125, {"max_tokens": 25, "temperature": 1.0, "seed": 4}),
+    Asked(3, 100, {"max_tokens": 40}),
+    Asked(8, 250, {"max_tokens": 12}),
+    Asked(10, 5, {"max_tokens": 20}),
+    Asked(20, 126, {"max_tokens": 20, "temperature": 0.8, "seed": 1, "priority": 1}),
+)
+PAGES = 5
 BUDGET = CacheBudget(device=90_000, host=400_000)
 CANCELLED = {17: 8, 42: 5}
 """Cancelled requests by step: one while it waits, one while it decodes."""
 CANCELLED_WITH_DRAFTS = {4: 2, 9: 8}
 """The first of them while a step verifies its drafts."""
+CANCELLED_IN_FEW_PAGES = {60: 3}
 CANCELLED_WITH_CACHE = {1: 2, 21: 5}
 """Cancelled requests by step: one while its prompt is read, one while it decodes."""
 
@@ -105,7 +118,9 @@ class Alone(NamedTuple):
 
 
 def requests(lm: hybridlm.LM) -> tuple[Asked, ...]:
-    """The traffic of a model: whether it has a prefix cache decides."""
+    """The traffic of a model: whether it has few pages or a prefix cache decides."""
+    if lm.engine.page_limit is not None:
+        return IN_FEW_PAGES
     return REQUESTS if lm.engine.prefix_cache is None else WITH_CACHE
 
 
@@ -140,8 +155,12 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     cancelled = CANCELLED if speculate is None else CANCELLED_WITH_DRAFTS
     if engine.prefix_cache is not None:
         engine.prefix_cache, cancelled = PrefixCache(engine.moves, BUDGET, engine.chunk), CANCELLED_WITH_CACHE
+    if engine.page_limit is not None:
+        cancelled = CANCELLED_IN_FEW_PAGES
     with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:
         patch.setattr(Speculation, "always", True)
+        if engine.page_limit is not None:
+            patch.setattr(admission, "ROOM", 3)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
             for request in asked_of:
@@ -150,7 +169,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
             scheduler = session._scheduler
-            if step in LANES and scheduler.decoding:
+            if step in LANES and scheduler.decoding and engine.page_limit is None:
                 scheduler._decode_lanes = LANES[step]
             for event in session.step():
                 if event.completion is not None:

@@ -359,6 +359,7 @@ def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
     """Return the visited positions of KV caches as a pool of pages (`own_pages`)."""
     if array.positions_axis is None:
         return x
+    blocks = max(blocks, 2)  # ops/layout: one block
     axis = 1 + array.positions_axis
     visited = lax.slice_in_dim(x, 0, blocks * KV_BLOCK, axis=axis)
     split = visited.reshape((*visited.shape[:axis], blocks, KV_BLOCK, *visited.shape[axis + 1 :]))

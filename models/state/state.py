@@ -49,13 +49,16 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 
 
 def cache_positions(context: int) -> int:
-    """Return the positions of the pages of a sequence of `context` tokens."""
-    return kv_blocks(context) * KV_BLOCK
+    """Return the positions of the pages of a sequence of `context` tokens, of two pages at least.
+
+    ops/layout, one block: a cache with one entry in its page table would be copied.
+    """
+    return max(kv_blocks(context), 2) * KV_BLOCK
 
 
 def own_page_count(lanes: int, context: int) -> int:
     """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
-    return 1 + lanes * kv_blocks(context)
+    return 1 + lanes * cache_positions(context) // KV_BLOCK
 
 
 def stored_size(size: int, platform: str) -> int:

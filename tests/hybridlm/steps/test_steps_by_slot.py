@@ -30,9 +30,14 @@ MODELS = [
 KERNELS = ["auto", "off"]
 
 
+def page_count(model: SteppedModel) -> int:
+    """Return a page for each row and the null page; 0 without KV caches."""
+    return 1 + ROWS if model.arrays.blocks(1) else 0
+
+
 def rows_of(model: SteppedModel) -> Rows:
     """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
-    rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, model.arrays.pages(ROWS, 1))
+    rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, page_count(model))
     unused = np.array(sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])}))
 
     def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -109,7 +114,7 @@ def busy(outputs: Any) -> list[np.ndarray]:
 def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
     model: SteppedModel, case: tuple[str, bool], step: Any, tokens: int
 ) -> None:
-    pages = model.arrays.pages(ROWS, 1)
+    pages = page_count(model)
     pool, drafts = rows_of(model), 2 if case[1] and step in ("generate", "verify") else 0
     inputs = inputs_of(step, tokens, SLOTS, pages > 0)
     shape = Shape.of(inputs, ROWS, pages, mtp_drafts=drafts)
@@ -130,7 +135,7 @@ def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
 @pytest.mark.slow
 @pytest.mark.each_value
 def test_states_are_edited_in_the_rows_of_the_lanes(model: SteppedModel) -> None:
-    pool, pages = rows_of(model), model.arrays.pages(ROWS, 1)
+    pool, pages = rows_of(model), page_count(model)
     edits: Any = no_edits(LANES, types_in(model.structure, pool))
     site = state_sites(model.structure)[0]
     edit = edits[site.array]

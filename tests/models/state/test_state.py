@@ -24,7 +24,7 @@ def test_size_of_a_state(name: str, context: int) -> None:
 
     single, double = total(1), total(2)
     size = model.state_size(jnp.bfloat16)
-    assert size.of(context) == double - single == size.fixed + size.token * {1: 128, 513: 640}[context]
+    assert size.of(context) == double - single == size.fixed + size.token * {1: 256, 513: 640}[context]
     assert 2 * single - double == size.token * 128, "the null page"
 
 

@@ -56,7 +56,11 @@ def certified(checkpoint: str) -> Row:
     assert len(shapes) == len(STEPS) - 2
     single = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
     verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
-    verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
+    verdicts.append(
+        verdict(
+            [lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES, lm.engine.pages(LANES))]
+        )
+    )
     verdicts.append(verdict([single.program(single.generating(1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 

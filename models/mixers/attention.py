@@ -22,7 +22,7 @@ from models.state.state import Stateful, name_dims, state_array, stored_size
 
 @dataclass(frozen=True)
 class QkNorm:
-    """if the weights are stored minus one => 1 for weights stored minus one
+    """RMS norm of the queries and of the keys.
 
     Attributes:
         eps: `rms_norm_eps`.

@@ -1,6 +1,8 @@
 """The size of the KV cache: pages, requests that never fit it, and texts that are scored in it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,10 +93,10 @@ def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monke
     """Scores have the bits of a run with pages for all; at most two texts of one page are read at a time."""
     texts = [prompt(count, count) for count in (120, 100, 250, 30, 90, 200, 128, 129)]
     texts += [[*prompt(64, 5), *prompt(9, i)] for i in range(4)]  # they begin alike
-    most, right = list[int](), type(narrow.engine).run
+    counts, right = list[int](), type(narrow.engine).run
 
     def recorded(self: Any, shape: Any, pool: Any, *args: Any, **options: Any) -> Any:
-        most.append(len(pool.owner.held))
+        counts.append(len(pool.owner.held))
         pool.check_integrity()
         return right(self, shape, pool, *args, **options)
 
@@ -103,3 +105,26 @@ def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monke
     for got, expected in zip(narrow.score(texts), want, strict=True):
         np.testing.assert_array_equal(got.logprobs, expected.logprobs)
     assert max(most) == 2
+
+
+@pytest.mark.slow
+def test_in_files_the_row_is_refused_alone(narrow: hybridlm.LM, tmp_path: Path) -> None:
+    """A row that never fits has an error; the others, and a chat without a limit, are answered within the cache."""
+
+    def run(task: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        narrow.run_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress=False)
+        rows = [json.loads(row) for row in (tmp_path / "out.jsonl").read_text().splitlines()]
+        (tmp_path / "out.jsonl").unlink()
+        return rows
+
+    bodies = [{"prompt": prompt(200), "max_tokens": 58}, {"prompt": prompt(200), "max_tokens": 57, "ignore_eos": True}]
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    lines.append({"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat})
+    refused, answered, unlimited = run(hybridlm.BatchTask(), lines)
+    assert "the KV cache of a device holds 256; give max_tokens of at most 57" in refused["error"]["message"]
+    assert answered["response"]["body"]["usage"]["completion_tokens"] == 57
+    assert unlimited["response"]["body"]["usage"]["total_tokens"] == 257, "the last token needs no position"
+    wrong, right = run(hybridlm.ScoreTask(), [{"token_ids": prompt(300)}, {"token_ids": prompt(40)}])
+    assert "has 300 tokens, the KV cache of a device holds 256" in wrong["error"] and right["logprobs"]

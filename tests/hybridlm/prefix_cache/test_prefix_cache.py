@@ -132,8 +132,7 @@ def test_no_position_is_cached_twice(cached: hybridlm.LM) -> None:
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
         if one.positions is not None:
-            pages = np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[1:]  # behind the null page, in their order
-            row = pages.reshape((-1, *pages.shape[2:]))
+            row = np.moveaxis(by_lane(leaf, 1)[0], one.positions, 0)
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 

@@ -157,8 +157,8 @@ def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
     rows = fill[rng.integers(2)]()
     rows = jnp.where(mask[..., None], rows, 0.0) if rng.random() < 0.7 else rows
     if rng.random() < 0.4:
-        at = jnp.where(mask, place, TOKENS)
-        return jnp.zeros_like(x).at[at].set(jnp.cumsum(rows, 1), mode="drop")
+        target = jnp.where(mask, place, TOKENS)
+        return jnp.zeros_like(x).at[target].set(jnp.cumsum(rows, 1), mode="drop")
     return rows if rng.random() < 0.5 else rows.sum(1)
 
 

@@ -77,9 +77,9 @@ def test_rows_by_slot_give_the_same_bits(form: str, tokens: int):
     np.testing.assert_array_equal(pool, by_slot.state.at[named].set(state[BUSY]))
     assert np.isnan(np.delete(np.asarray(pool), np.asarray(named), axis=0)).all()
     turned = by_slot.slots[jnp.array([3, 1, 4, 0, 2])]
-    again, rows = kernel(replace(by_slot, state=pool, slots=turned))
+    outputs, rows = kernel(replace(by_slot, state=pool, slots=turned))
     expected, states = kernel(replace(operands, state=pool[turned]))
-    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(outputs, expected)
     np.testing.assert_array_equal(rows, pool.at[turned[BUSY]].set(states[BUSY]))
 
 
@@ -137,13 +137,13 @@ def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tupl
         devices = Devices(kernels=kernels)
         return tuple(run_delta_rule(rest["channels"], key_heads, delta_tokens, info, state, devices))
 
-    others = {
+    operands_by_name = {
         "channels": jnp.asarray(channels),
         "decay": rest["log_decay"],
         "beta": rest["beta"],
         "fresh": rest["fresh"],
     }
-    return step, (pool, jnp.sum(operands.valid, axis=1, dtype=jnp.int32), others, slots)
+    return step, (pool, jnp.sum(operands.valid, axis=1, dtype=jnp.int32), operands_by_name, slots)
 
 
 @pytest.mark.each_value
@@ -178,9 +178,9 @@ def test_rows_by_slot_are_proved(form: str, tokens: int):
 
 def read_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
     """Copy the row of lane 0 for each lane."""
-    own, other = slots[pl.program_id(0)], slots[0]
+    slot, other = slots[pl.program_id(0)], slots[0]
     out[...] = state[other, :]
-    store_if(valid[pl.program_id(0)] > 0, new.at[own, :], state[own, :])
+    store_if(valid[pl.program_id(0)] > 0, new.at[slot, :], state[slot, :])
 
 
 def write_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
@@ -213,9 +213,9 @@ def double_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> Non
     ],
 )
 def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
-    whole, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
+    array, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
     types = [jax.ShapeDtypeStruct((LANES, 16), jnp.float32), jax.ShapeDtypeStruct((SLOTS, 16), jnp.float32)]
-    grid = pl.GridSpec(grid=(LANES,), in_specs=[whole] * 3, out_specs=[row, whole])
+    grid = pl.GridSpec(grid=(LANES,), in_specs=[array] * 3, out_specs=[row, array])
     call = gpu_call(body, grid, types, aliases={2: 1}, interpret=True)
 
     def step(pool: Any, lengths: Any, slots: Any) -> Any:

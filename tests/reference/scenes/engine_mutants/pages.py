@@ -18,9 +18,9 @@ def given_back_too_early(patch: pytest.MonkeyPatch) -> None:
     right = RowPages.reserve
 
     def reserve(self: RowPages, row: int, positions: int) -> None:
-        before = len(self._pages[row])
+        count = len(self._pages[row])
         right(self, row, positions)
-        if before == 1 and len(self._pages[row]) == 2 and self.owner is not None:
+        if count == 1 and len(self._pages[row]) == 2 and self.owner is not None:
             self.owner.release(self._pages[row][0])
 
     patch.setattr(RowPages, "reserve", reserve)
@@ -43,14 +43,14 @@ def one_page_for_two_lanes(patch: pytest.MonkeyPatch) -> None:
 def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
     """The device keeps the table of a row until its number of pages changes."""
     right = RowPool.table
-    kept: dict[tuple[int, int], np.ndarray] = {}
+    masks: dict[tuple[int, int], np.ndarray] = {}
 
     def table(self: RowPool, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
         pages = right(self, lane_rows, used)
         if pages is None:
             return None
         rows = [
-            kept.setdefault((row, np.count_nonzero(lane)), lane) for row, lane in zip(lane_rows, pages, strict=True)
+            masks.setdefault((row, np.count_nonzero(lane)), lane) for row, lane in zip(lane_rows, pages, strict=True)
         ]
         return np.stack(rows)
 

@@ -41,9 +41,9 @@ def counting(
 
 
 def finishing(
-    go_on: Callable[..., Any] = lambda done, t: ~done.all() & (t < TURNS),
-    keep: Callable[..., Any] = lambda done, new, old: jnp.where(done[:, None], old, new),
-    finished: Callable[..., Any] = lambda done, t, turns: done | (turns <= t),
+    go_on: Callable[..., Any] = lambda flags, t: ~flags.all() & (t < TURNS),
+    keep: Callable[..., Any] = lambda flags, new, old: jnp.where(flags[:, None], old, new),
+    finished: Callable[..., Any] = lambda flags, t, turns: flags | (turns <= t),
     result: Callable[..., Any] = lambda x, t: x,
 ) -> Any:
     """Return a loop with a flag of each lane and a limit for all."""
@@ -52,8 +52,8 @@ def finishing(
         turns = jnp.clip(turns, 0, TURNS)
 
         def body(state):
-            x, done, t = state
-            return keep(done, 0.5 * x + 1, x), finished(done, t, turns), t + 1
+            x, flags, t = state
+            return keep(flags, 0.5 * x + 1, x), finished(flags, t, turns), t + 1
 
         x, _, t = lax.while_loop(lambda s: go_on(s[1], s[2]), body, (x, jnp.zeros(LANES, bool), jnp.int32(0)))
         return result(x, t)
@@ -66,8 +66,8 @@ CLEAN = {
     "counter and a limit": counting(lambda x, t, turns: (t < turns).any() & (t < 4)),
     "a limit and a counter": counting(lambda x, t, turns: (t < 4) & (t < turns).any()),
     "flags and a limit": finishing(),
-    "flags": finishing(lambda done, t: ~done.all()),
-    "flags of unfinished lanes": finishing(lambda done, t: (~done).any() & (t < TURNS)),
+    "flags": finishing(lambda flags, t: ~flags.all()),
+    "flags of unfinished lanes": finishing(lambda flags, t: (~flags).any() & (t < TURNS)),
 }
 LEAKS = {
     "the counter returned": counting(result=lambda x, t: x + t.astype(jnp.float32)),
@@ -80,14 +80,14 @@ LEAKS = {
         lambda x, t, turns: (t < turns).any() | (x[0, 0] < 0.1) & (t < 9), lambda t, turns: turns >= 0
     ),
     "the limit's counter returned": finishing(result=lambda x, t: x + t.astype(jnp.float32)),
-    "finished lanes go on": finishing(keep=lambda done, new, old: new),
-    "until one lane has finished": finishing(lambda done, t: ~done.any() & (t < TURNS)),
-    "flags of other lanes": finishing(finished=lambda done, t, turns: done[::-1] | (turns <= t)),
+    "finished lanes go on": finishing(keep=lambda flags, new, old: new),
+    "until one lane has finished": finishing(lambda flags, t: ~flags.any() & (t < TURNS)),
+    "flags of other lanes": finishing(finished=lambda flags, t, turns: flags[::-1] | (turns <= t)),
 }
 
 
 def test_lanes_that_begin_again_at_a_shared_turn_are_refused() -> None:
-    step = finishing(finished=lambda done, t, turns: (done | (turns <= t)) & (t != 2))
+    step = finishing(finished=lambda flags, t, turns: (flags | (turns <= t)) & (t != 2))
     x = jnp.ones((LANES, WIDTH))
     early, late = (step(x, jnp.array([0, 0, last]))[0, 0] for last in (0, 5))
     assert early != late

@@ -423,7 +423,7 @@ class LM:
             options: of the same type.
         """
         model = self.text_model
-        return choose(context, options, model.inputs, model.first_token, model.scores)
+        return choose(context, options, model.items, model.scores)
 
     def perplexity(
         self, texts: File | Sequence[File | Sequence[int]], *, convention: str = "rolling", window: int | None = None,

@@ -110,7 +110,7 @@ def load(
     placement = place(options.mesh, options.lanes, options.sanitize, options.kernels)
     dtype = options.chosen_dtype or stored_dtype(directory)
     settings = options.resolved(config, dtype, placement)
-    cache = cache_of(settings.compilation_cache)
+    steps = cache_of(settings.compilation_cache)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     if settings.speculate is not None:
@@ -129,10 +129,10 @@ def load(
     demand = admit_model(abstract, size, settings, placement)
     typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed.types)
     structure, types = flatten(typed)
-    certificates = None if cache.folder is None else cache.folder / "certificates"
-    executables = None if cache.folder is None else ExecutableStore(cache.folder / STEPS)
+    certificates = None if steps.folder is None else steps.folder / "certificates"
+    executables = None if steps.folder is None else ExecutableStore(steps.folder / STEPS)
     programs = Programs(
-        structure, settings.certify, certificates, placement, cache.setting, executables,
+        structure, settings.certify, certificates, placement, steps.setting, executables,
         directory.path.resolve().name, config,
     )  # fmt: skip
     programs.on_compile = start.compiling

@@ -1,4 +1,4 @@
-"""Admission by pages of the KV cache: which sequences join, and which are preempted as others grow.
+"""Admission by pages of the KV cache: sequences that join, and sequences that are preempted.
 
 A sequence joins if pages are free for its prompt and for some tokens more, and gets another page when the last is full.
 If no page is free, the last of the joined sequences in the order of the queue is preempted: it gives back its row and
@@ -18,7 +18,7 @@ from hybridlm.rows.pool import RowPool
 from models import KV_BLOCK
 
 ROOM = KV_BLOCK
-"""Positions behind the prompt that are reserved when a sequence joins, or fewer if it samples fewer tokens."""
+"""Reserved positions behind the prompt of a sequence that joins; fewer if it samples fewer tokens."""
 
 
 class Admission:
@@ -33,12 +33,12 @@ class Admission:
         self._engine, self._speculation, self._warned = engine, speculation, False
 
     def positions_to_join(self, sequence: ActiveSequence, pool: RowPool) -> int:
-        """Return the positions to reserve for a waiting sequence: its prompt, and `ROOM` or fewer behind it."""
+        """Return the positions to reserve for a waiting sequence: prompt and `ROOM`."""
         tokens = len(sequence.request.prompt) + len(sequence.generated)
         return min(tokens + ROOM, self._limit(sequence, pool))
 
     def grow(self, sequence: ActiveSequence, pool: RowPool) -> bool:
-        """Reserve the pages that the next decode step of a sequence writes to; False if too few are free."""
+        """Reserve pages for the next decode step of a sequence; False without free pages."""
         assert sequence.slot is not None
         positions = self._positions_to_decode(sequence, pool)
         if not pool.can_reserve(sequence.slot, positions):
@@ -47,7 +47,7 @@ class Admission:
         return True
 
     def last(self, sequence: ActiveSequence, joined: Sequence[ActiveSequence], pool: RowPool) -> ActiveSequence:
-        """Return the sequence to preempt for another one: the last on its device in the order of the queue.
+        """Return the sequence to preempt for another one: the last of its device.
 
         Raises:
             SlotsExhausted: no other sequence is on this device; its request should have been refused.

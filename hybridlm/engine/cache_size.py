@@ -30,7 +30,9 @@ def _positions(cache: Any) -> int | None:
 
 
 def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | None:
-    """Return the most pages of a pool on each device by `load(cache=)`, without its null page; None for no limit.
+    """Return the most pages of a pool on each device by `load(cache=)`; None for no limit.
+
+    The null page does not count.
 
     Args:
         cache: option of `load`.
@@ -55,7 +57,7 @@ def page_limit(cache: str | int | None, page_bytes: int, devices: int) -> int | 
 
 
 def pool_pages(rows: int, blocks: int, limit: int | None) -> int:
-    """Return the pages of a pool on each device, with its null page; 0 for a model without a KV cache.
+    """Return the pages of a pool on each device, with the null page; 0 without a KV cache.
 
     Args:
         rows: rows of the pool on each device.

@@ -247,7 +247,7 @@ class Engine:
         return self.programs.settings
 
     def pages(self, rows: int) -> int:
-        """Return the pages of a pool of `rows` rows: of whole contexts, or fewer by `load(cache=)`."""
+        """Return the pages of a pool of `rows` rows, as many as `load(cache=)` allows."""
         devices = self.placement.data
         return devices * pool_pages(-(-rows // devices), self.blocks, self.page_limit)
 
@@ -258,7 +258,7 @@ class Engine:
 
     @property
     def cache_limit(self) -> int | None:
-        """Positions of a device's KV cache, if a sequence can need more; None if every sequence fits."""
+        """Positions of a device's KV cache; None if a whole context fits."""
         limit = self.page_limit
         return limit * KV_BLOCK if limit is not None and limit < self.blocks else None
 
@@ -269,7 +269,7 @@ class Engine:
 
     @property
     def longest(self) -> int:
-        """Most tokens of a text or prompt: the context, or the KV cache of a device if it is smaller."""
+        """Most tokens of a text or prompt, by the context and a device's KV cache."""
         return self.context if self.cache_limit is None else min(self.context, self.cache_limit)
 
     @under_settings

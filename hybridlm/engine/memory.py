@@ -1,4 +1,4 @@
-"""Admission of a model by memory per device: weights, rows, pages of the KV cache, scratch and prefix cache.
+"""Admission of a model by memory per device: weights, rows, pages, scratch, prefix cache.
 
 A model that does not fit is refused at load with `InsufficientMemory`. Later nothing is allocated for sequences: they
 wait for rows and pages (`hybridlm.engine.admission`).

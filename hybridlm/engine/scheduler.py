@@ -230,7 +230,7 @@ class Scheduler:
                 self._preempt(self._admission.last(sequence, self.joined, self._pool), self._pool)
 
     def _preempt(self, sequence: ActiveSequence, pool: RowPool) -> None:
-        """Take the row and the pages of a sequence, and let it wait in its old place."""
+        """Take row and pages of a sequence, which waits in its old place."""
         self._cache_state(sequence, pool)
         self._release(sequence)
         self._engine.runner.forget(sequence)

@@ -45,7 +45,7 @@ class Speculation:
 
     @property
     def ahead(self) -> int:
-        """Most positions that a step writes behind the next token of a lane, for drafts to verify and of the head."""
+        """Most positions behind a lane's next token in a step, for all kinds of drafts."""
         return 2 * self.tokens if self._head else self.tokens
 
     @property

@@ -70,7 +70,7 @@ class Request:
     probe: Probe | None = None
 
     def positions(self, context: int) -> int:
-        """Return the KV cache positions at its end: of all tokens but the last one sampled."""
+        """Return its KV cache positions at the end; the last sampled token needs none."""
         return min(len(self.prompt) + self.params.max_tokens, context) - 1
 
     @property
@@ -124,7 +124,7 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
 
     def begin(self) -> None:
-        """Begin in an empty row, by reading the prompt; after a preemption with all generated tokens.
+        """Begin to read the prompt in an empty row, after a preemption with all generated tokens.
 
         The next token is sampled as it would have been, because its random key has its position.
         """

@@ -1,4 +1,4 @@
-"""The pages of a pool's rows: each row has KV cache for the positions that its sequence has reached."""
+"""Pages of a pool's rows: KV cache for the positions of their sequences."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ class RowPages:
         return 0 if self.owner is None else -(-positions // KV_BLOCK)
 
     def missing(self, row: int, positions: int) -> int:
-        """Return the number of pages that a row does not have of its first `positions` positions."""
+        """Return the number of missing pages of a row's first `positions` positions."""
         return max(0, self.needed(positions) - len(self._pages[row]))
 
     def free_in(self, device: int) -> int:
@@ -41,7 +41,7 @@ class RowPages:
         return 0 if self.owner is None else self.owner.free_in(device)
 
     def reserve(self, row: int, positions: int) -> None:
-        """Give a row the pages of its first `positions` positions; it keeps those that it has.
+        """Give a row the missing pages of its first `positions` positions.
 
         Raises:
             SlotError: a context has fewer positions.
@@ -108,7 +108,10 @@ class RowPages:
             raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
 
     def check_integrity(self, held: Sequence[int]) -> None:
-        """Check that each page is free or has one holder, a row in `held`, and that the tables name it.
+        """Check that each page is free or has one holder, and that tables name it.
+
+        Args:
+            held: rows with a sequence.
 
         Raises:
             SlotError: with everything that is wrong.

@@ -65,7 +65,11 @@ class RowPool:
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
     def devices_for(self, positions: int) -> list[int]:
-        """Return the devices with a free row and free pages for `positions` positions, most free rows first."""
+        """Return the devices with a free row and free pages, most free rows first.
+
+        Args:
+            positions: positions of the KV cache.
+        """
         pages = self.row_pages.needed(positions)
         ready = [
             device
@@ -166,15 +170,15 @@ class RowPool:
             lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
         lane_of = {row: lane for lane, row in enumerate(lane_rows)}
         numbers = np.array(lane_rows, np.int32)
-        slots = frozen_copy(numbers % np.int32(part_rows))
-        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), slots, self.table(lane_rows, used_rows))
+        local, table = frozen_copy(numbers % np.int32(part_rows)), self.table(lane_rows, used_rows)
+        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), local, table)
 
     def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
         """Return the page table of these rows, null pages for unused ones; None without KV caches."""
         return self.row_pages.table(lane_rows, [row in used for row in lane_rows])
 
     def page(self, slot: Slot, block: int) -> int:
-        """Return the number in the pool of a row's page of a block of positions; raises SlotError without one."""
+        """Return the number of a row's page of a block, over all devices; raises SlotError without one."""
         return self.row_pages.page(self.rows_of([slot])[0], block)
 
     def _by_device(self, rows: Sequence[int]) -> list[list[int]]:

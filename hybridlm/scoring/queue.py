@@ -79,7 +79,9 @@ class ScoringQueue(Generic[T]):
         return self._left > 0
 
     def take(self, fits: Callable[[T], Sequence[int]]) -> T | None:
-        """Return the next text or prefix; None if no device has room for it, or if all wait for prefixes in lanes.
+        """Return the next text or prefix; None if no device has room for it.
+
+        None, too, if all wait for prefixes in lanes.
 
         Args:
             fits: text -> devices with a row and pages for it.
@@ -215,8 +217,18 @@ def may_begin(lanes: Sequence[QueuedText | None], widths: tuple[int, ...]) -> bo
     return all(text is None or text.width(widths) == widths[0] for text in lanes)
 
 
+def max_held(engine: Engine, lanes: int) -> int:
+    """Return the maximum number of states of shared prefixes.
+
+    One for each lane and one for a nested prefix, at least two, and at most the rows of a device: the memory of those
+    rows was reserved at load and is free during scoring. Free memory does not count, so that the steps of a text depend
+    on texts and settings alone.
+    """
+    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
+
+
 def devices_for(models: Models, text: QueuedText) -> list[int]:
-    """Return the devices with a row and pages for all positions of a text in each model, most free rows first.
+    """Return the devices with a row and pages for a text in each model.
 
     Without any text in the lanes there is one: longer texts have been refused.
     """

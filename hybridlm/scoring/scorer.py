@@ -28,6 +28,7 @@ from hybridlm.scoring.queue import (
     devices_for,
     enter,
     leave,
+    max_held,
     may_begin,
     widest_step,
 )
@@ -179,26 +180,16 @@ def prefilled(
             engine.give_back(pool)
 
 
-def max_held(engine: Engine, lanes: int) -> int:
-    """Return the maximum number of states of shared prefixes.
-
-    One per lane and one for a nested prefix, at least two, at most the rows of a device: their memory is reserved at
-    load and free during scoring. Free memory does not count, so that steps depend on texts and settings alone.
-    """
-    return max(2, min(lanes + 1, engine.lanes // engine.placement.data))
-
-
 def _prefill(models: Models, waiting: ScoringQueue[T], step: TextStep[T], probing: TextProbing | None) -> Iterator[T]:
     """Dispatch steps, one ahead of the read outputs, until every text is done."""
     engine, pool = models[0]
     widths = (1,) if probing is not None and probing.one_by_one else engine.widths
     lanes: list[T | None] = [None] * pool.size
     _, lane_map = pool.arrange((), pool.size)  # a row for each lane
-    fits = partial(devices_for, models)
     flights: deque[tuple[Any, list[TextPart[T]]]] = deque()
     while flights or waiting or any(lanes):
         begins = may_begin(lanes, widths)
-        while begins and pool.owner.free and (text := waiting.take(fits)) is not None:
+        while begins and pool.owner.free and (text := waiting.take(partial(devices_for, models))) is not None:
             if probing is not None and text.probe is not None and text.index is not None:
                 capacity = len(text.probe.read_in(0, len(text.tokens)))
                 text.recorder = probing.recorder(text.probe, text.index, capacity)

@@ -1,4 +1,4 @@
-"""Fit of a model into a device's memory: most lanes, longest context, largest KV cache."""
+"""Fit of a model into a device's memory; most lanes, longest context, largest KV cache."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Fit:
         positions: of the KV cache, on all devices.
         most_lanes: most lanes at this context, 0 for none; scratch grows at most in proportion.
         longest_context: longest context with these lanes; 0 for none.
-        most_positions: most positions of the KV cache with these lanes at this context; 0 for none.
+        most_positions: largest KV cache with these lanes at this context; 0 for none.
         share: memory share that JAX takes by default.
     """
 

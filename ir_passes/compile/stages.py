@@ -12,12 +12,11 @@ from typing import Any
 
 import jax
 
-from ir_passes.compile.audited import audited, has_copies, required, written_in_place
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
-from ir_passes.compile.certifying import Audit, make_certificate
+from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph
 from ir_passes.compile.refused_settings import require_donation, require_programs

@@ -90,7 +90,7 @@ class _WriteOrder:
             self._version[eqn.outvars[0]] = self._version[versions[0]]
             self._links.append((index, versions[0], eqn.outvars[0]))
             return
-        pairs: list[tuple[ir.Var, ir.Var]] = []
+        pairs: list[tuple[Any, ir.Var]] = []
         if name in WRITES and self._has_version(eqn.invars[0]):
             pairs = [(eqn.invars[0], eqn.outvars[0])]
         elif name in ELEMENTWISE:
@@ -103,7 +103,7 @@ class _WriteOrder:
             self._links.append((index, before, after))
             self._version[after] = len(self._links) + len(self.jaxpr.invars)
 
-    def _loop(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[ir.Var, ir.Var]]:
+    def _loop(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[Any, ir.Var]]:
         """Return the pools that a loop carries, before and after it; order its body."""
         if eqn.primitive.name == "scan":
             body, (inner, carries) = eqn.params["jaxpr"].jaxpr, ir.scan_counts(eqn)
@@ -207,7 +207,7 @@ class _WriteOrder:
                     results[var] = None
                 if eqn.primitive.name in _FUSED:
                     pending += [(self.jaxpr.eqns[user], user) for user in later]
-        return [var for var in results if hasattr(var.aval, "dtype") and not is_key(var.aval.dtype) and var.aval.size]
+        return [var for var in results if _is_array(var) and _bytes(var)]
 
     def _reached(self, variables: Sequence[ir.Var]) -> set[int]:
         reached, pending = set[int](), list(variables)
@@ -237,7 +237,7 @@ class _WriteOrder:
         sizes = {
             k: _bytes(atom)
             for k, atom in enumerate(eqn.invars)
-            if hasattr(atom.aval, "dtype") and not is_key(atom.aval.dtype)
+            if _is_array(atom)
             and (eqn.primitive.name in ELEMENTWISE or isinstance(atom, ir.Literal) or not self._has_version(atom))
         }  # fmt: skip
         return min(sizes, key=lambda k: sizes[k]) if sizes else None
@@ -262,8 +262,15 @@ class _WriteOrder:
         return order
 
 
+def _is_array(atom: ir.Atom) -> bool:
+    """Whether a variable or literal is an array of numbers."""
+    aval: Any = atom.aval
+    return hasattr(aval, "dtype") and not is_key(aval.dtype)
+
+
 def _bytes(atom: ir.Atom) -> int:
-    return int(atom.aval.size * atom.aval.dtype.itemsize) if hasattr(atom.aval, "dtype") else 0
+    aval: Any = atom.aval
+    return int(aval.size * aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
 
 
 def _ordered(operand: jax.Array, *results: jax.Array) -> jax.Array:

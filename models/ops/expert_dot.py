@@ -68,7 +68,12 @@ def expert_dot(
 
 PRODUCT_DEVICES = tuple(Devices(**form) for form in combinations(platform=("cpu", "gpu", "tpu"), kernels=MODES))
 """Devices of all declared products of experts."""
-_FORMS = combinations(devices=PRODUCT_DEVICES, absent=(False, True), gated=(False, True))
+GATING_DEVICES = tuple(devices for devices in PRODUCT_DEVICES if devices.kernels != "off")
+"""Devices with a kernel for gates; a proof tries the forms in order."""
+_FORMS = (
+    *combinations(devices=PRODUCT_DEVICES, absent=(False, True)),
+    *combinations(devices=GATING_DEVICES, absent=(False, True), gated=(True,)),
+)
 ROW_KERNELS = (RowKernel(expert_dot, "lane shared lane", _FORMS),)
 
 

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from models.ops.expert_dot import PRODUCT_DEVICES, ExpertIds, ExpertRows, TokenRows, expert_dot, grouped_product
+from models.ops.expert_dot import (
+    GATING_DEVICES,
+    PRODUCT_DEVICES,
+    ExpertIds,
+    ExpertRows,
+    TokenRows,
+    expert_dot,
+    grouped_product,
+)
 from models.ops.expert_rows import KERNEL as GPU_KERNEL
 from models.ops.float32 import silu_gated
 from models.ops.kernels import RowKernel, combinations
@@ -77,11 +85,11 @@ def offset_expert_dot(
 
 _FORMS = combinations(
     form=[
-        ExpertForm(**form)
+        ExpertForm(**form, gated=gated)
+        for gated, devices in ((False, PRODUCT_DEVICES), (True, GATING_DEVICES))
         for form in combinations(
-            devices=PRODUCT_DEVICES,
+            devices=devices,
             absent=(False, True),
-            gated=(False, True),
             dtype=("bfloat16", "float16", "float32"),
             kind=get_args(Codes),
         )

@@ -192,6 +192,7 @@ class Stateful(nnx.Module):
         cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
             before it reads them.
         shared_as: layers with equal keys share the parameters of the first one's `block`; None for no such block.
+        block: layer with these parameters; without `shared_as` undefined.
         norms_input: the layer norms its input itself.
         reads_embedding: the layer reads `LaneInfo.embedded`.
     """
@@ -199,6 +200,7 @@ class Stateful(nnx.Module):
     summed_over: tuple[str, ...] = (MODEL,)
     cache_lag: int = 0
     shared_as: Hashable = None
+    block: Any
     norms_input: bool = False
     reads_embedding: bool = False
 

@@ -212,8 +212,8 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
     for count in (3, 1, 5):
         lm.generate([[7] * (count + 3)] * count, max_tokens=3, ignore_eos=True)
     lm.score([[7] * 9] * 5)
-    engine, sizes = lm.engine, ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))
-    ladder = {engine.generating(lanes, tokens) for lanes, tokens in sizes}
+    engine = lm.engine
+    ladder = {engine.generating(lanes, tokens) for lanes, tokens in ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))}
     # The state behind what texts have in common goes out and comes back.
     assert set(engine.programs.shapes) == {*ladder, *engine.moves.shapes(3, engine.pages(3)), engine.scoring(3, 5)}
     lm.generate([[7]] * 9, temperature=0.5, seed=3, max_tokens=2)

@@ -139,7 +139,7 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
         prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
         active = set(prover.active)
-        if k == 1 and test is not None and len(branches) == 2:
+        if k == 1 and flag is not None and test is not None and len(branches) == 2:
             prover.active |= _active_lane(site, test)
         with prover.decided_by(site.eqn.invars[0]):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)

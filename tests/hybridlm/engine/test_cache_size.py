@@ -1,6 +1,8 @@
 """The size of the KV cache: pages, requests that never fit it, and texts that are scored in it."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,4 +104,27 @@ def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monke
     monkeypatch.setattr(type(narrow.engine), "run", recorded)
     for got, expected in zip(narrow.score(texts), want, strict=True):
         np.testing.assert_array_equal(got.logprobs, expected.logprobs)
-    assert max(counts) == 2
+    assert max(most) == 2
+
+
+@pytest.mark.slow
+def test_in_files_the_row_is_refused_alone(narrow: hybridlm.LM, tmp_path: Path) -> None:
+    """A row that never fits has an error; the others, and a chat without a limit, are answered within the cache."""
+
+    def run(task: Any, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        narrow.run_file(task, tmp_path / "in.jsonl", tmp_path / "out.jsonl", progress=False)
+        rows = [json.loads(row) for row in (tmp_path / "out.jsonl").read_text().splitlines()]
+        (tmp_path / "out.jsonl").unlink()
+        return rows
+
+    bodies = [{"prompt": prompt(200), "max_tokens": 58}, {"prompt": prompt(200), "max_tokens": 57, "ignore_eos": True}]
+    lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
+    chat = {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": True}
+    lines.append({"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions", "body": chat})
+    refused, answered, unlimited = run(hybridlm.BatchTask(), lines)
+    assert "the KV cache of a device holds 256; give max_tokens of at most 57" in refused["error"]["message"]
+    assert answered["response"]["body"]["usage"]["completion_tokens"] == 57
+    assert unlimited["response"]["body"]["usage"]["total_tokens"] == 257, "the last token needs no position"
+    wrong, right = run(hybridlm.ScoreTask(), [{"token_ids": prompt(300)}, {"token_ids": prompt(40)}])
+    assert "has 300 tokens, the KV cache of a device holds 256" in wrong["error"] and right["logprobs"]

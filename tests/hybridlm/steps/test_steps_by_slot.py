@@ -3,22 +3,15 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import filled
-from flax import nnx
-from shares import tiny
+from stepped_models import SteppedModel
 
-from hybridlm.devices.placement import Placement
-from hybridlm.programs.examples import example_arguments
-from hybridlm.programs.programs import Programs
-from hybridlm.programs.shapes import AnyShape, EditShape, Shape
+from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.rows.arrays import RowArrays
 from hybridlm.steps.edit import no_edits, state_sites, types_in
 from hybridlm.steps.operands import Batch, StepInputs
-from hybridlm.steps.structure import Rows, flatten
+from hybridlm.steps.structure import Rows
 
 LANES, ROWS, TOKENS = 4, 7, 6
 SLOTS = np.array([5, 0, 3, 2], np.int32)
@@ -37,49 +30,19 @@ MODELS = [
 KERNELS = ["auto", "off"]
 
 
-class Model:
-    """A model with random weights and its steps, proved and audited."""
+def rows_of(model: SteppedModel) -> Rows:
+    """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
+    rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, model.arrays.pages(ROWS, 1))
+    unused = np.array(sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])}))
 
-    def __init__(self, name: str, head: bool, kernels: str):
-        parts = tiny(name, head)
-        placement = Placement(kernels=kernels)
-        rng = np.random.default_rng(0)
+    def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        if np.issubdtype(leaf.dtype, np.integer):
+            return rng.integers(0, 50, leaf.shape).astype(leaf.dtype)
+        array = rng.normal(size=leaf.shape).astype(leaf.dtype)
+        array[unused + len(leaf) - ROWS] = np.nan
+        return array
 
-        def value(name: str, shape: tuple[int, ...]) -> np.ndarray:
-            array = rng.uniform(0.2, 1, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[-1] ** 0.5
-            return array.astype(np.float32)
-
-        self.model = filled(lambda: parts.family.build(parts.config.shard(placement.devices), nnx.Rngs(0)), value)
-        self.structure, self.params = flatten(self.model)
-        self.programs = Programs(self.structure, placement=placement, config=parts.config)
-        self.arrays = RowArrays(self.model, jnp.float32, placement)
-        self.pages = self.arrays.pages(ROWS, 1)
-
-    def examples(self, shape: Any) -> tuple[Any, ...]:
-        """Example arguments of a step."""
-        config = self.model.config
-        return example_arguments(
-            shape, self.params, self.arrays.abstract, self.programs.placement, self.structure, config.hidden_size,
-            config.vocab_size,
-        )  # fmt: skip
-
-    def run(self, shape: AnyShape, *args: Any) -> Any:
-        """Results of a step on the host, of the program that is compiled for it."""
-        return jax.device_get(self.programs.compiled(shape, self.examples)(*args))
-
-    def rows(self) -> Rows:
-        """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
-        rng, pool = np.random.default_rng(1), self.arrays.abstract(ROWS, self.pages)
-        unused = np.array(sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])}))
-
-        def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-            if np.issubdtype(leaf.dtype, np.integer):
-                return rng.integers(0, 50, leaf.shape).astype(leaf.dtype)
-            array = rng.normal(size=leaf.shape).astype(leaf.dtype)
-            array[unused + len(leaf) - ROWS] = np.nan
-            return array
-
-        return jax.tree.map(drawn, pool)
+    return jax.tree.map(drawn, pool)
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}{'-head' * case[1]}")
@@ -88,8 +51,8 @@ def case(request: pytest.FixtureRequest) -> tuple[str, bool]:
 
 
 @pytest.fixture(scope="module", params=KERNELS)
-def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> Model:
-    return Model(*case, request.param)
+def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> SteppedModel:
+    return SteppedModel(*case, request.param)
 
 
 def inputs_of(step: str, tokens: int, slots: Any, paged: bool) -> StepInputs:
@@ -144,15 +107,16 @@ def busy(outputs: Any) -> list[np.ndarray]:
     "step, tokens", [("generate", 1), ("generate", TOKENS), ("verify", TOKENS), ("score", TOKENS), ("hidden", TOKENS)]
 )
 def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
-    model: Model, case: tuple[str, bool], step: Any, tokens: int
+    model: SteppedModel, case: tuple[str, bool], step: Any, tokens: int
 ) -> None:
-    pool, drafts = model.rows(), 2 if case[1] and step in ("generate", "verify") else 0
-    inputs = inputs_of(step, tokens, SLOTS, model.pages > 0)
-    shape = Shape.of(inputs, ROWS, model.pages, mtp_drafts=drafts)
+    pages = model.arrays.pages(ROWS, 1)
+    pool, drafts = rows_of(model), 2 if case[1] and step in ("generate", "verify") else 0
+    inputs = inputs_of(step, tokens, SLOTS, pages > 0)
+    shape = Shape.of(inputs, ROWS, pages, mtp_drafts=drafts)
     assert f"{LANES}x{tokens} of {ROWS}" in str(shape)
     outputs, rows = model.run(shape, model.params, pool, inputs)
     ordered_outputs, ordered = model.run(
-        shape, model.params, in_order(pool), inputs_of(step, tokens, np.arange(LANES, dtype=np.int32), model.pages > 0)
+        shape, model.params, in_order(pool), inputs_of(step, tokens, np.arange(LANES, dtype=np.int32), pages > 0)
     )
     for got, expected in zip(busy(outputs), busy(ordered_outputs), strict=True):
         assert got.tobytes() == expected.tobytes()
@@ -165,15 +129,15 @@ def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
 
 @pytest.mark.slow
 @pytest.mark.each_value
-def test_states_are_edited_in_the_rows_of_the_lanes(model: Model) -> None:
-    pool = model.rows()
+def test_states_are_edited_in_the_rows_of_the_lanes(model: SteppedModel) -> None:
+    pool, pages = rows_of(model), model.arrays.pages(ROWS, 1)
     edits: Any = no_edits(LANES, types_in(model.structure, pool))
     site = state_sites(model.structure)[0]
     edit = edits[site.array]
     edit.layer[0], edit.unit[0, 0], edit.factor[0] = site.layer, True, -2.0
-    (edited,) = model.run(EditShape(LANES, ROWS, model.pages), pool, SLOTS, edits)
-    for place, (old, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(edited), strict=True)):
-        expected = old.copy()
+    (after,) = model.run(EditShape(LANES, ROWS, pages), pool, SLOTS, edits)
+    for place, (before, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(after), strict=True)):
+        expected = before.copy()
         if place == site.place:
             expected[SLOTS[0], 0] *= -2.0
         assert new.tobytes() == expected.tobytes()

@@ -93,7 +93,7 @@ def test_caches_of_heads_that_fill_no_row_of_a_tile(name: str, sizes: dict[str, 
     config, of = tmp_path / "config.json", {"lanes": 64, "context": 4096, "dtype": "bfloat16"}
     config.write_text(json.dumps(json.loads((GOLDEN / name / "config.json").read_text()) | sizes))
     small = target_engine(read_target("tpu-v5e"), EngineConfig(**SIZES | of), config=config)
-    (step,) = report_on(small, [Shape("generate", 64, 1, 64)]).steps
+    (step,) = report_on(small, [small.generating(64, 1)]).steps
     assert step.faults == () and step.certificate is not None and step.certificate.not_audited is None
     assert step.floor_moved is not None and step.floor_moved < step.moved < 2.2 * step.floor_moved
 
@@ -112,7 +112,7 @@ def test_other_tpus(target: str) -> None:
 
 def one_decode_step(target: str) -> None:
     dense = engine("dense_interval", target)
-    (step,) = report_on(dense, [Shape("generate", 4, 1, 4)]).steps
+    (step,) = report_on(dense, [dense.generating(4, 1)]).steps
     assert not step.faults and step.certificate is not None and step.certificate.not_audited is None
     assert step.certificate.versions.device == read_target(target).device_kind
 
@@ -268,7 +268,7 @@ def decode(request: pytest.FixtureRequest) -> tuple[Executable, BoundContract]:
             return programs[-1]
 
         patch.setattr(compiling, "compile_with_assignment", noted)
-        step = dense.program(Shape("generate", 4, 1, 4))
+        step = dense.program(dense.generating(4, 1))
     return read(programs[0].compiled, programs[0].dump), step.calling.compiled_bound(step.bound)
 
 

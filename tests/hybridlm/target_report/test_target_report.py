@@ -184,11 +184,11 @@ def test_longest_context() -> None:
 
 def test_largest_cache() -> None:
     """The KV cache that fits, without a null page in each of the two pools."""
-    base = engine("sparse_base", context=512)
-    weights, devices = base.parameters_on_a_device[1], base.row_arrays
-    size = devices.model.state_size(devices.dtype)
+    roomy = engine("sparse_base", context=512)
+    weights, arrays = roomy.parameters_on_a_device[1], roomy.row_arrays
+    size = arrays.model.state_size(arrays.dtype)
     page, rows = size.token * KV_BLOCK, 8 * (size.fixed + 4)  # and the last token of each row
-    fit = fit_of(base, weights + rows + 2 * (1 + 7) * page, "gpu", 0, None)
+    fit = fit_of(roomy, weights + rows + 2 * (1 + 7) * page, "gpu", 0, None)
     assert (fit.fits, fit.positions, fit.most_positions) == (False, 4 * 512, 7 * KV_BLOCK)
     assert "KV cache of 2,048 positions, at most 896 with 4 lanes" in fit.lines[1]
     limited = engine("sparse_base", context=512, cache=7 * KV_BLOCK)

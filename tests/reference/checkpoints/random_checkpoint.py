@@ -22,7 +22,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon_mamba_base": {},
     "jamba_base": {},
     "mamba2_base": {},
-    "zamba2_base": {},
     "nemotron_latent": {"mamba_num_heads": 8, "n_groups": 2},
     "granite_experts": {"embedding_multiplier": 1.7},
     "falcon_base": {},
@@ -30,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "ling_base": {},
     "olmo_base": {},
     "bamba_one_group": {},
+    "zamba2_base": {},
 }
 """A variant of every family, with the fields that its sizes need to divide, and factors that round."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
@@ -216,7 +217,7 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
         lane, lanes_of_rows = None, (owner.start, lanes, owner.order, owner.packed)
     else:
         lane, lanes_of_rows = (owner, _lanes_of_loop(site, owner)) if isinstance(owner, OneLane) else (None, None)
-    fact = index.fact
+    fact: Any = index.fact
     rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else replace(fact, spare=0)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, lanes_of_rows), lane, site))
 

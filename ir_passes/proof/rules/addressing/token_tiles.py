@@ -162,7 +162,9 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
     """
     for dim, index in access.columns.items():
         fact = index.fact
-        tokens = None if not isinstance(fact, OwnTokens | TokenOf) else site.prover.bound.layouts[fact.layout]
+        if not isinstance(fact, OwnTokens | TokenOf):
+            continue
+        tokens = site.prover.bound.layouts[fact.layout]
         if tokens is None or access.sizes[dim] != 1 or not isinstance(index.owner, Common):
             continue
         rows = LaneRows(dim, packed=fact.layout)

@@ -92,21 +92,21 @@ def shared_state_written(patch: pytest.MonkeyPatch) -> None:
 
 
 def keys_without_the_state(patch: pytest.MonkeyPatch) -> None:
-    restored(patch, lambda write, part, buffers, maps: write(buffers, maps) if part == "span" else None)
+    restored(patch, lambda put, part, buffers, maps: put(buffers, maps) if part == "span" else None)
 
 
 def state_without_the_keys(patch: pytest.MonkeyPatch) -> None:
-    restored(patch, lambda write, part, buffers, maps: write(buffers, maps) if part == "state" else None)
+    restored(patch, lambda put, part, buffers, maps: put(buffers, maps) if part == "state" else None)
 
 
 def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
     """Places are counted in spans of another size."""
 
-    def change(write: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
+    def change(put: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
         if part == "span":
-            *rest, to = maps
-            maps = *rest, to // 8 * 8
-        write(buffers, maps)
+            *others, to = maps
+            maps = *others, to // 8 * 8
+        put(buffers, maps)
 
     restored(patch, change)
 
@@ -114,11 +114,11 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
 def from_the_beginning_of_a_span(patch: pytest.MonkeyPatch) -> None:
     """Read the second part of an edge that was cut like the first."""
 
-    def change(write: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
+    def change(put: Any, part: Any, buffers: CachedBuffers, maps: tuple[Any, ...]) -> None:
         if part == "span":
-            source, target, first, *rest = maps
-            maps = source, target, first * 0, *rest
-        write(buffers, maps)
+            read, write, first, *others = maps
+            maps = read, write, first * 0, *others
+        put(buffers, maps)
 
     restored(patch, change)
 
@@ -181,7 +181,7 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
 
     def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, *arguments: Any) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(RowPool, "look", lambda pool: before[pool])
+            inner.setattr(RowPool, "look", lambda pool: pools[pool])
             right(self, buffers, part, pool, *arguments)
 
     patch.setattr(Engine, "run", wrong_run)

@@ -13,6 +13,9 @@ from hybridlm.steps.structure import Rows
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotsExhausted
 from models import KV_BLOCK
 
+BLOCKS = 2
+"""Pages of a row."""
+
 
 def pool_of(size: int, devices: int = 1, pages: int | None = None) -> RowPool:
     token: Any = np.zeros((size, 1), np.int32)

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments: an error with the name in this package or the closest one."""
+"""Unknown keyword arguments: an error with the matching or closest name."""
 
 import difflib
 import functools
@@ -42,7 +42,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "dequantise": ("dequantize",),
     "adapter": ("lora", "lora_path", "enable_lora"),
 }  # fmt: skip
-"""Name of an argument -> names of vLLM, transformers, llama.cpp and OpenAI for it."""
+"""Argument -> its names in vLLM, transformers, llama.cpp and OpenAI."""
 
 NOTES: Mapping[str, str] = {
     "n": "it is an argument of generate and stream",
@@ -72,11 +72,10 @@ NOTES: Mapping[str, str] = {
     ),
     "lora_request": "load and merge_adapter take an adapter, for all requests",
 }
-"""Names without an argument of the same effect -> advice."""
+"""Names without such an argument -> advice."""
 
 
 def unknown_keyword(name: str, names: Collection[str]) -> str:
-    """Return the fault of an unknown keyword, with the matching argument or closest name."""
     targets = [target for target, synonyms in SYNONYMS.items() if name in synonyms and target in names]
     if not targets and name in NOTES:
         return f"{name}: no such argument; {NOTES[name]}"
@@ -88,10 +87,7 @@ def unknown_keyword(name: str, names: Collection[str]) -> str:
 def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Refuse unknown keywords of a call with a suggestion.
 
-    Valid are the names in the function's signature and, for `**options: Unpack[Options]`, the keys of the TypedDict.
-
-    Raises:
-        TypeError: a call has unknown keywords; the error lists all of them. Nothing has been computed.
+    Valid are the signature's names and, for `**options: Unpack[Options]`, the TypedDict's keys.
     """
 
     @functools.cache

@@ -31,8 +31,6 @@ from ir_passes.targets import read_target
 
 
 class StepKind(StrEnum):
-    """A step at the largest number of lanes."""
-
     DECODE = "decode"
     PROMPT = "prompt"
     SCORE = "score"
@@ -102,7 +100,6 @@ def inspect(
 
 
 def _list_weights(model: str) -> None:
-    """Print a row for each weight of a checkpoint in Hugging Face's layout."""
     checkpoint = open_checkpoint(resolve(model))
     if not isinstance(checkpoint, CheckpointDirectory):
         raise ValueError(f"--weights: expected a checkpoint in Hugging Face's layout, {model} was written by LM.save")
@@ -140,7 +137,7 @@ def _shape(engine: Engine, kind: StepKind) -> Shape:
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:
-    """Return arguments of a step: every lane continues its own row, chunks lack one token."""
+    """Return arguments of a step: every lane continues its row, chunks lack one token."""
     params, rows, inputs = engine.example_arguments(shape)
     rng = np.random.default_rng(0)
 

@@ -14,7 +14,6 @@ from hybridlm.requests.validation import check_length, located
 from hybridlm.scoring.pooling import ReadText
 
 Answers = dict[str, Answer]
-"""Name of a question -> its answer."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,7 @@ class Decider:
     cache: int | None = None
 
     def encode(self, request: Any) -> list[Prompt]:
-        """Return the prompts of a request that the model can answer.
-
-        Raises:
-            TypeError, ValueError: the request is wrong, or a prompt does not fit the context.
-        """
+        """Return the checked prompts of a request."""
         prompts = self.prompts.read(request)
         for prompt in prompts:
             for question in prompt.questions:
@@ -52,8 +47,7 @@ class Decider:
         """Return the answers to requests, in order.
 
         Raises:
-            TypeError, ValueError: a request is wrong; names its index.
-            NumericalError: a step computed NaN or infinity.
+            TypeError, ValueError: with the index of a wrong request.
         """
         encoded = []
         for i, request in enumerate(requests):
@@ -67,7 +61,7 @@ class Decider:
         return [answer for answer in answers if not isinstance(answer, int)]
 
     def answers(self, requests: Sequence[Sequence[Prompt]]) -> list[Answers | int]:
-        """Return the answers to requests; for a wrong one the first token without finite numbers."""
+        """Return the answers; for a wrong request the first token without finite numbers."""
         prompts = [prompt for request_prompts in requests for prompt in request_prompts]
         texts = iter(self.read([prompt.token_ids for prompt in prompts], [prompt.places for prompt in prompts]))
         results: list[Answers | int] = []

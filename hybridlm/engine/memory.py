@@ -21,7 +21,8 @@ from hybridlm.engine.arguments import dtype_of_caches
 from hybridlm.engine.cache_size import page_limit, pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
-from models import KV_BLOCK, Decoder, Weight, kv_blocks
+from models import KV_BLOCK, Decoder, Weight
+from models.state.state import cache_positions
 
 
 class InsufficientMemory(ValueError):
@@ -68,7 +69,7 @@ class Demand:
 
     def _sizes(self, lanes: int, context: int, page_limit: int | None) -> tuple[int, int]:
         """Return the rows and the pages of both pools together."""
-        blocks, sizes = kv_blocks(context) if self.page else 0, (lanes, min(lanes, self.scoring))
+        blocks, sizes = cache_positions(context) // KV_BLOCK if self.page else 0, (lanes, min(lanes, self.scoring))
         return sum(sizes), sum(pool_pages(rows, blocks, page_limit) for rows in sizes)
 
     @property
@@ -108,7 +109,9 @@ class Demand:
         lanes = most(range(1, self.lanes), lambda n: self._pools(n, self.context, self.page_limit))
         contexts = range(KV_BLOCK, self.context, KV_BLOCK) if self.page else ()
         context = most(contexts, lambda context: self._pools(self.lanes, context, self.page_limit))
-        pages = pool_pages(self.lanes, kv_blocks(self.context), self.page_limit) - 1 if self.page else 0
+        pages = (
+            pool_pages(self.lanes, cache_positions(self.context) // KV_BLOCK, self.page_limit) - 1 if self.page else 0
+        )
         cache = most(range(1, pages), lambda limit: self._pools(self.lanes, self.context, limit))
         options = [f"lanes={lanes * self.devices}"] if lanes else []
         options += [f"context={context}"] if context else []

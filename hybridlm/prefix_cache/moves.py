@@ -1,4 +1,4 @@
-"""Moves of states between rows of a pool and cached buffers, by certified steps."""
+"""Moves of states between pool rows and cached buffers, by certified steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,18 +23,16 @@ class RowMoves:
     """Moves states between rows and cached buffers.
 
     Args:
-        runner: runs the steps.
         kind: kind of the states.
         rows: (rows, pages) -> ShapeDtypeStructs of a pool.
-        placement: the devices.
-        stats: counters; `prefix_tokens_saved` is counted here.
-        head: whether the model has an MTP head. Its keys and values of a token depend on the next token too, which
-            differs, or is still unknown, where two sequences part.
+        stats: counts `prefix_tokens_saved`.
+        head: the model has an MTP head, whose keys and values depend on the next token, which differs where sequences
+            part.
 
     Attributes:
         kind: kind of the states.
-        grows: whether a sequence has arrays that grow with its tokens.
-        state_bytes, span_bytes: bytes of the fixed-size buffers, and of those of a page.
+        grows: a sequence has growing arrays.
+        state_bytes, span_bytes: of fixed-size buffers, and of a page.
     """
 
     def __init__(
@@ -63,17 +61,17 @@ class RowMoves:
         )
 
     def shapes(self, rows: int, pages: int) -> list[PartShape]:
-        """Return the steps between a pool of as many rows and pages and cached buffers."""
+        """Return the steps between a pool of this size and cached buffers."""
         parts: list[tuple[RowPart, int]] = [("state", rows), *([("span", pages)] if self.grows else [])]
         return [self._shape(part, keep, size) for part, size in parts for keep in (True, False)]
 
     def bytes_of(self, position: int, cached: int) -> int:
-        """Return the additional bytes of a state at `position` if `cached` tokens have buffers."""
+        """Return the additional bytes of a state if `cached` tokens have buffers."""
         new = position - cached + min(cached, self._overlap) if self.grows and cached < position else 0
         return self.state_bytes + -(-new // KV_BLOCK) * self.span_bytes
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
-        """Return example arguments of a program, with arrays as ShapeDtypeStructs."""
+        """Return example arguments, with arrays as ShapeDtypeStructs."""
         pool = self._part(jax.tree.leaves(self._rows(shape.pool, shape.pool)), shape.part)
         buffers = self._buffer_types[shape.part]
         count = 2 if shape.part == "state" else 5
@@ -88,16 +86,11 @@ class RowMoves:
         owner: Any,
         cached: Sequence[BufferSpan[CachedBuffers]] = (),
     ) -> Snapshot:
-        """Copy the state of a row as the dispatched steps leave it.
+        """Copy a row's state after the dispatched steps.
 
         Args:
-            pool, slot: the row.
-            tokens: all tokens that the row has consumed.
-            owner: owner of the row.
-            cached: cached spans of the row's first positions.
-
-        Raises:
-            SnapshotError: the row has consumed another number of tokens.
+            tokens: all consumed tokens.
+            cached: spans of its first positions.
         """
         label = label_of(self.kind, pool, slot, tokens)
         if not tokens:
@@ -115,31 +108,22 @@ class RowMoves:
 
     @property
     def state_places(self) -> list[int]:
-        """Indices of the arrays of fixed size among all arrays of a row."""
+        """Indices of fixed-size arrays among a row's arrays."""
         return self._part_indices["state"]
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
-        """Copy a row's arrays of fixed size after the dispatched steps, as in `state_places`."""
+        """Copy a row's fixed-size arrays (`state_places`) after the dispatched steps."""
         return self._keep_row(pool, slot, pool.consumed(slot), self._runner.mark(owner))
 
     def require(self, snapshot: Snapshot) -> None:
-        """Check that a snapshot can be continued here; raises SnapshotError."""
+        """Raise SnapshotError for a snapshot that cannot be continued here."""
         snapshot.require(self.kind)
 
     def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
-        """Restore a snapshot into a row that was just acquired.
-
-        Args:
-            snapshot: the state.
-            pool, slot: the row.
-            tokens: tokens of the sequence; the state has seen the first of them.
-            owner: future owner of the row.
-
-        Returns:
-            Number of tokens of the sequence that have been consumed.
+        """Restore a snapshot into a new row; return the number of consumed tokens.
 
         Raises:
-            SnapshotError: it was made by another model, or from other tokens.
+            SnapshotError: another model, or other tokens.
         """
         self.require(snapshot)
         snapshot.require_tokens(tokens)
@@ -158,11 +142,10 @@ class RowMoves:
         return snapshot.label.position
 
     def filled(self, arrays: Sequence[np.ndarray], label: SnapshotLabel) -> Snapshot:
-        """Build a snapshot from arrays that do not come from these pools.
+        """Build a snapshot from foreign arrays.
 
         Args:
-            arrays: in the order of the layout; growing arrays have as many positions as the label.
-            label: identity of the state.
+            arrays: in layout order; growing arrays have the label's positions.
         """
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], label.position)
         spans = []
@@ -182,7 +165,7 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Return the types of a part's cached buffers: as in a pool, but not split over data."""
+        """Return the types of a part's buffers: as in a pool, but not split over data."""
         count = self._placement.data
         return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
 
@@ -199,13 +182,12 @@ class RowMoves:
         return PartShape(part, keep, pool, self._runner.min_rows, self._axes if part == "span" else ())
 
     def _keep_row(self, pool: RowPool, slot: Slot, position: int, mark: Label | None) -> CachedBuffers:
-        """Dispatch the step that copies the arrays of fixed size out of a pool."""
         buffers = CachedBuffers(self._empty["state"](), position, mark)
         self._keep(buffers, "state", pool, (pool.owner.bind([slot], 1), *_scalars(0)))
         return buffers
 
     def _keep_positions(self, buffers: CachedBuffers, pool: RowPool, slot: Slot, first: int, count: int) -> None:
-        """Dispatch the steps that copy positions `first` ... out of a row's pages."""
+        """Dispatch the steps that copy positions from `first` on out of a row's pages."""
         for block, place, start, length in _in_pages(first, count):
             self._keep(buffers, "span", pool, _scalars(pool.page(slot, block), 0, place, length, start))
 
@@ -221,7 +203,6 @@ class RowMoves:
         maps: tuple[np.ndarray, ...],
         mark: Label | None = None,
     ) -> None:
-        """Dispatch the step that copies cached buffers back into a pool."""
         target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, _size(pool, part))
         self._runner.move(Move(shape, target, buffers, maps, mark), self.example_arguments)
 
@@ -231,11 +212,7 @@ def _size(pool: RowPool, part: RowPart) -> int:
 
 
 def _in_pages(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield block, place in its page, place among the positions, and length of each part within a page.
-
-    Args:
-        first: first of `count` positions.
-    """
+    """Yield block, place in its page, place among the positions, and length per page."""
     start = 0
     while start < count:
         block, place = divmod(first + start, KV_BLOCK)
@@ -245,5 +222,4 @@ def _in_pages(first: int, count: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _scalars(*values: int) -> tuple[np.ndarray, ...]:
-    """Return int32 [1] arrays."""
     return tuple(np.array([value], np.int32) for value in values)

@@ -170,8 +170,8 @@ class RowPool:
             lane_rows += device_rows if each == part_rows else [*sorted(part), *islice(unused, each - len(part))]
         lane_of = {row: lane for lane, row in enumerate(lane_rows)}
         numbers = np.array(lane_rows, np.int32)
-        slots = frozen_copy(numbers % np.int32(part_rows))
-        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), slots, self.table(lane_rows, used_rows))
+        local, table = frozen_copy(numbers % np.int32(part_rows)), self.table(lane_rows, used_rows)
+        return [lane_of[row] for row in rows], LaneMap(frozen_copy(numbers), local, table)
 
     def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
         """Return the page table of these rows, null pages for unused ones; None without KV caches."""

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,7 @@ DIVERGENCE_COLUMNS: Columns = {
     "reverse_kl": "floats",
     "js": "floats",
     "same_top": "flags",
-    "mean_kl": "number",
-    "mean_reverse_kl": "number",
-    "mean_js": "number",
-    "agreement": "number",
+    **dict.fromkeys(MEANS, "number"),
 }
 
 
@@ -133,7 +130,7 @@ def _report(output: Path, parts: Parts, earlier_rows: int) -> DivergenceFileRepo
         predicted += count
         for name, mean in zip(MEANS, means, strict=True):
             totals[name] += count * mean
-    values: dict[str, Any] = {field.name: getattr(report, field.name) for field in fields(ScoreFileReport)}
+    values: dict[str, Any] = dict(vars(report))
     if predicted:
         values |= {name: total / predicted for name, total in totals.items()}
     return DivergenceFileReport(**values, predicted=predicted)

@@ -6,9 +6,9 @@ from typing import TypedDict
 
 from hybridlm.engine.config import option
 from hybridlm.keywords import suggests_fields
-from hybridlm.progress import FileProgress
 from hybridlm.requests.validation import check_count
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
+from hybridlm.score_files.row_progress import FileProgress
 
 DEFAULT_WINDOW = 4096
 """Short rows that are computed together."""

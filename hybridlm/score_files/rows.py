@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.files.json_lines import Id, read_id
 from hybridlm.files.parts import Contents
-from hybridlm.scoring.items import FORMS, MASK, form_of
+from hybridlm.scoring.items import FORMS, MASK, form_of, is_several
 
 
 class Mark(NamedTuple):
@@ -65,8 +65,7 @@ class InputRow(NamedTuple):
 
     @property
     def several(self) -> bool:
-        completion = self.item.get("completion") if isinstance(self.item, dict) else None
-        return isinstance(completion, list) and not all(isinstance(token, int) for token in completion)
+        return isinstance(self.item, dict) and is_several(self.item.get("completion"))
 
 
 Kind = Literal["floats", "ids", "ranks", "flags", "number", "count", "text", "float lists", "id lists", "object"]

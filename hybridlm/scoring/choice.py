@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
-from hybridlm.scoring.items import own, read_pair
+from hybridlm.scoring.items import ItemReader, own
 from hybridlm.scoring.scorer import checked
 
 By = Literal["sum", "token", "byte"]
@@ -73,16 +72,12 @@ class Choice:
 
 
 def choose(
-    context: Any,
-    options: Any,
-    inputs: Inputs,
-    prefix: Callable[[], int],
-    score: Callable[[Sequence[tuple[int, ...]]], list[Score]],
+    context: Any, options: Any, reader: ItemReader, score: Callable[[Sequence[tuple[int, ...]]], list[Score]]
 ) -> Choice:
     """See `LM.choose`."""
     if not isinstance(options, list | tuple) or not options:
         raise TypeError(f"options: expected a list of at least one option, got {options!r}")
-    pairs = [read_pair(context, option, "context", f"options[{i}]", inputs, prefix) for i, option in enumerate(options)]
+    pairs = [reader.pair(context, option, "context", f"options[{i}]") for i, option in enumerate(options)]
     scores = checked(score([ids.token_ids for ids in pairs]), "options[{}]".format)
     parts = [own(text, ids) for text, ids in zip(scores, pairs, strict=True)]
     return Choice(

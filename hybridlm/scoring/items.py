@@ -48,6 +48,11 @@ def form_of(fields: Mapping[str, Any]) -> str:
     return present[0]
 
 
+def is_several(completion: Any) -> bool:
+    """Whether it is a list of completions: a list of whole numbers is one, of token ids."""
+    return isinstance(completion, list | tuple) and not all(isinstance(token, int) for token in completion)
+
+
 @dataclass(frozen=True)
 class ItemReader:
     """A reader of items for one model."""
@@ -71,16 +76,10 @@ class ItemReader:
             return [self._chat(item, where)]
         if form != "prompt":
             return [ScoredIds(self.inputs.encode(item[form], form))]
-        completions = item["completion"]
-        # A list of whole numbers is one completion, of token ids.
-        several = isinstance(completions, list | tuple) and not all(isinstance(token, int) for token in completions)
-        if not several:
-            return [read_pair(item["prompt"], completions, "prompt", "completion", self.inputs, self.prefix)]
-        names = [f"completion[{i}]" for i in range(len(completions))]
-        return [
-            read_pair(item["prompt"], completion, "prompt", name, self.inputs, self.prefix)
-            for completion, name in zip(completions, names, strict=True)
-        ]
+        prompt, completions = item["prompt"], item["completion"]
+        if not is_several(completions):
+            return [self.pair(prompt, completions, "prompt", "completion")]
+        return [self.pair(prompt, completion, "prompt", f"completion[{i}]") for i, completion in enumerate(completions)]
 
     def _chat(self, fields: Mapping[str, Any], where: str) -> ScoredIds:
         """Return the tokens of a chat; the last answer is scored up to the end token.
@@ -116,45 +115,43 @@ class ItemReader:
         ends = {*self.inputs.eos_token_ids, tokenizer.eos_token_id}
         last = max((i for i, token in enumerate(ids) if token in ends and i >= prompt), default=len(ids) - 1)
         scored_ids = ScoredIds(ids[: last + 1], prompt, shift)
-        _check(scored_ids, where, self.inputs, start, messages[-1].get("content"), "text of the earlier messages")
+        self._check(scored_ids, where, start, messages[-1].get("content"), "text of the earlier messages")
         return scored_ids
 
+    def pair(self, prompt: Any, completion: Any, prompt_name: str, where: str) -> ScoredIds:
+        """Return the token ids of a prompt with its completion.
 
-def read_pair(
-    prompt: Any, completion: Any, prompt_name: str, where: str, inputs: Inputs, prefix: Callable[[], int]
-) -> ScoredIds:
-    """Return the token ids of a prompt with its completion.
+        Args:
+            prompt, completion: both texts or both token ids.
 
-    Args:
-        prompt, completion: both texts or both token ids.
+        Raises:
+            TypeError, ValueError: wrong items, a completion without tokens, or both beyond the context.
+        """
+        inputs = self.inputs
+        if isinstance(prompt, str) != isinstance(completion, str):
+            raise TypeError(f"{where}: expected text or token ids like the {prompt_name}, got {type(completion)}")
+        if isinstance(prompt, str):
+            if inputs.tokenizer is None:
+                raise ValueError(
+                    f"{prompt_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
+                )
+            ids = join_texts(prompt, completion, inputs.tokenizer, self.prefix())
+        else:
+            prompt_ids = inputs.encode(prompt, prompt_name)
+            completion_ids = inputs.token_ids(completion, where, continues=True)
+            ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
+        self._check(ids, where, prompt, completion, prompt_name)
+        return ids
 
-    Raises:
-        TypeError, ValueError: wrong items, a completion without tokens, or both beyond the context.
-    """
-    if isinstance(prompt, str) != isinstance(completion, str):
-        raise TypeError(f"{where}: expected text or token ids like the {prompt_name}, got {type(completion)}")
-    if isinstance(prompt, str):
-        if inputs.tokenizer is None:
-            raise ValueError(
-                f"{prompt_name}: got text, but the checkpoint has no tokenizer.json; pass lists of token ids"
-            )
-        ids = join_texts(prompt, completion, inputs.tokenizer, prefix())
-    else:
-        prompt_ids = inputs.encode(prompt, prompt_name)
-        completion_ids = inputs.token_ids(completion, where, continues=True)
-        ids = ScoredIds(prompt_ids + completion_ids, len(prompt_ids))
-    _check(ids, where, inputs, prompt, completion, prompt_name)
-    return ids
-
-
-def _check(ids: ScoredIds, where: str, inputs: Inputs, prompt: Any, completion: Any, prompt_name: str) -> None:
-    """Check scored tokens and context; raises ValueError with both texts."""
-    if ids.prompt >= len(ids.token_ids):
-        raise ValueError(f"{where}: {_SHORT.repr(completion)} adds no token to the {prompt_name} {_SHORT.repr(prompt)}")
-    try:
-        inputs.encode(ids.token_ids, where)
-    except ValueError as error:
-        raise ValueError(f"{error} ({prompt_name} {_SHORT.repr(prompt)}, then {_SHORT.repr(completion)})") from error
+    def _check(self, ids: ScoredIds, where: str, prompt: Any, completion: Any, prompt_name: str) -> None:
+        """Check scored tokens and context; raises ValueError with both texts."""
+        texts = _SHORT.repr(prompt), _SHORT.repr(completion)
+        if ids.prompt >= len(ids.token_ids):
+            raise ValueError(f"{where}: {texts[1]} adds no token to the {prompt_name} {texts[0]}")
+        try:
+            self.inputs.encode(ids.token_ids, where)
+        except ValueError as error:
+            raise ValueError(f"{error} ({prompt_name} {texts[0]}, then {texts[1]})") from error
 
 
 def _difference(expected: str, got: str) -> str:

@@ -57,7 +57,7 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextW
 
 
 def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextWindow]:
-    """to `size`; a shorter one gives each token more context => 1 to `size`; shorter strides give more context
+    """Return windows `stride` tokens apart for transformers' recipe: new tokens count.
 
     A text's first token has no prediction, nor a window's first token at the end of the previous window.
 

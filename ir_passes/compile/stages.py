@@ -1,7 +1,6 @@
 """The stages of a compilation, as in `jax.stages`: trace, prove, lower, compile.
 
-`trace_step` begins with a function, `prove` with an existing jaxpr. A stage has the attributes of JAX's stages:
-`jaxpr`, `in_tree`, `out_tree`, `args_info`, `as_text`, `cost_analysis` and so on.
+`trace_step` begins with a function, `prove` with a jaxpr. Stages have the attributes of JAX's stages.
 """
 
 import os
@@ -13,12 +12,11 @@ from typing import Any
 
 import jax
 
-from ir_passes.compile.audited import audited, has_copies, required, written_in_place
 from ir_passes.compile.buffer_assignment import CompiledProgram, compile_with_assignment
 from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.certificate_store import CertificateStore, Key
-from ir_passes.compile.certifying import Audit, make_certificate
+from ir_passes.compile.certifying import Audit, audited, has_copies, make_certificate, required, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import Certify, prove_graph
 from ir_passes.compile.refused_settings import require_donation, require_programs
@@ -57,20 +55,20 @@ def trace_step(
     parameters: FunctionSignature | None = None,
     target: Target | str | None = None,
 ) -> "TracedStep":
-    """Trace a step and bind its contract to its arguments and results.
+    """Trace a step and bind its contract.
 
     Args:
-        fn: the step; nothing runs.
-        args, kwargs: example arguments, arrays or `jax.ShapeDtypeStruct`, and static ones.
-        contract: the owner of each argument and result.
-        parameters: the function's parameters, including which are static.
-        target: machine to compile for, as for `compile_step`.
+        fn: nothing runs.
+        args, kwargs: examples, arrays or `jax.ShapeDtypeStruct`, and static values.
+        contract: owner of each argument and result.
+        parameters: of the function, with static ones.
+        target: as for `compile_step`.
 
     Raises:
-        ContractError: the contract does not fit the function.
-        PlacementError: arguments of a `shard_map` are not placed on its mesh.
+        ContractError: a contract that does not fit the function.
+        PlacementError: `shard_map` arguments are not on its mesh.
         SettingError: `jax_disable_jit` is on.
-        TargetError: there is no such target, or its compiler is not installed.
+        TargetError: no such target or compiler.
     """
     require_programs()
     clock, machine = Clock(), None if target is None else as_target(target)
@@ -92,24 +90,23 @@ def prove(
     certify: Certify = "error",
     certificates: str | os.PathLike[str] | None = None,
 ) -> "ProvedStep":
-    """Prove a program that is traced already.
+    """Prove a traced program.
 
     Args:
-        program: the jaxpr of `jax.make_jaxpr(fn)(*args)`, with flat tuples of arguments and results, or
-            `jax.jit(fn).trace(*args)`, which keeps their trees.
-        contract: the owner of each argument and result.
+        program: `jax.make_jaxpr(fn)(*args)`, with flat tuples, or `jax.jit(fn).trace(*args)`, with trees.
+        contract: owner of each argument and result.
         passes: rewrites, each followed by a new proof.
-        certify: "error", "warn" or "off", as for `compile_step`.
-        certificates: a directory of stored certificates, as for `compile_step`.
+        certify: as for `compile_step`.
+        certificates: as for `compile_step`.
 
     Returns:
-        The proved step; `lower().compile()` makes an executable of it.
+        The proved step, for `lower().compile()`.
 
     Raises:
-        ContractError: the contract does not fit the program.
-        IsolationError: the program is not proved; carries the user's source lines.
-        TypeError: it is neither form.
-        ValueError: it was traced inside another trace and holds values of that trace.
+        ContractError: a contract that does not fit the program.
+        IsolationError: no proof; with the user's source lines.
+        TypeError: neither form.
+        ValueError: it holds values of another trace.
     """
     trace = trace_of(program)
     traced = TracedStep(trace, contract.bind_trace(trace), Clock())
@@ -117,11 +114,7 @@ def prove(
 
 
 class TracedStep(Stage):
-    """A traced step with its contract bound to it.
-
-    Attributes:
-        jaxpr: the program.
-    """
+    """A traced step with its contract bound to it."""
 
     def __init__(self, trace: Trace, bound: BoundContract, clock: Clock, absent_target: Target | None = None):
         super().__init__(trace, bound)
@@ -134,13 +127,9 @@ class TracedStep(Stage):
         certify: Certify = "error",
         certificates: str | os.PathLike[str] | None = None,
     ) -> "ProvedStep":
-        """Prove that lanes cannot reach each other, rewrite the program, and reprove it.
+        """Prove that lanes cannot reach each other, rewrite the program, and prove it again.
 
-        The settings are described at `compile_step`.
-
-        Raises:
-            IsolationError: it is not proved; carries the user's source lines.
-            ValueError: `certify` is not "error", "warn" or "off".
+        See `compile_step` for the settings.
         """
         if certify not in CERTIFY:
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
@@ -158,13 +147,13 @@ class TracedStep(Stage):
 
 
 class ProvedStep(Stage):
-    """A step that is proved and rewritten.
+    """A proved and rewritten step.
 
     Attributes:
-        jaxpr: the program after the rewrites, which is compiled.
-        proof: of `jaxpr`; None where an earlier certificate holds for it, or where it was not asked for or fails.
-        passes: the effect of each rewrite.
-        faults: the reasons why there is no proof, with `certify="warn"`.
+        jaxpr: rewritten program, to be compiled.
+        proof: of `jaxpr`; None with an earlier certificate, or without a proof.
+        passes: effects of rewrites.
+        faults: reasons without a proof, with `certify="warn"`.
     """
 
     def __init__(self, step: ProvedTrace, clock: Clock):
@@ -177,11 +166,11 @@ class ProvedStep(Stage):
         self.faults: tuple[Statement, ...] = proved.faults
 
     def lower(self) -> "LoweredStep":
-        """Lower it to StableHLO, with its pools donated.
+        """Lower it to StableHLO, with donated pools.
 
         Raises:
-            PlacementError: pools of a `shard_map` are not placed on its mesh, and the step is certified.
-            SettingError: `jax_debug_nans` or `jax_debug_infs` is on, and the step is certified.
+            PlacementError: certified `shard_map` pools are not on its mesh.
+            SettingError: `jax_debug_nans` or `jax_debug_infs` is on for a certified step.
         """
         if self._step.certify != "off":
             require_donation()
@@ -194,26 +183,20 @@ class ProvedStep(Stage):
 
 
 class LoweredStep(Stage):
-    """A step as StableHLO.
-
-    Attributes:
-        lowered: of JAX.
-    """
+    """A step as StableHLO."""
 
     def __init__(self, step: ProvedTrace, calling: Calling, lowered: jax.stages.Lowered, clock: Clock):
         super().__init__(step.trace, step.bound)
         self._step, self._calling, self.lowered, self._clock = step, calling, lowered, clock
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """The program as text, by default StableHLO."""
         return self.lowered.as_text(dialect, debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
-        """The program as an object of the compiler."""
         return self.lowered.compiler_ir(dialect)
 
     def cost_analysis(self) -> Any:
-        """The cost before XLA's optimizations, as `jax.stages.Lowered` gives it."""
+        """Cost before XLA's optimizations, as in `jax.stages.Lowered`."""
         return self.lowered.cost_analysis()
 
     def compile(
@@ -225,12 +208,10 @@ class LoweredStep(Stage):
         axes: Sequence[str] = (),
         call: str = COMPILE_CALL,
     ) -> CompiledStep:
-        """Compile the step, audit XLA's program, and certify it.
-
-        Settings and errors are described at `compile_step`.
+        """Compile the step, audit XLA's program, and certify it; see `compile_step`.
 
         Args:
-            call: spelling of the caller's call in remedies, with braces for an argument.
+            call: the caller's call in remedies, with braces for an argument.
         """
         require_threads("compile")
         options = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "call": call}
@@ -247,7 +228,6 @@ class LoweredStep(Stage):
     def _audited(
         self, compiler_options: dict[str, Any] | None, options: Mapping[str, Any]
     ) -> tuple[CompiledProgram, Audit]:
-        """Compile the step and audit XLA's program."""
         clock, step, traced = self._clock, self._step, self._step.proved.graph.program
         # A program of JAX's cache does not show that it was compiled from this step, and the cache would load a program
         # for devices that are not here.
@@ -268,7 +248,7 @@ class LoweredStep(Stage):
     def _certified(
         self, program: CompiledProgram, result: Audit, compiler_options: dict[str, Any] | None
     ) -> CompiledStep:
-        """Return the compiled step with its certificate, which is stored."""
+        """Store the certificate, and return the compiled step."""
         clock, step = self._clock, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
         scheduled, name = schedule_of(step.proved.graph.program), self._calling.name

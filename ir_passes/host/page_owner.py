@@ -75,10 +75,10 @@ class PageOwner:
             return len(self._free[part])
 
     def acquire(self, count: int = 1, part: int = 0) -> list[Page]:
-        """Take `count` free pages of a part, or none. They still hold the values of earlier holders.
+        """Take `count` free pages of a part, or none; they hold earlier values.
 
         Raises:
-            SlotsExhausted: fewer pages are free.
+            SlotsExhausted: fewer free pages.
         """
         with self._lock:
             free = self._free[part]
@@ -89,21 +89,13 @@ class PageOwner:
             return [self._issue(free.popleft()) for _ in range(count)]
 
     def share(self, page: Page) -> Page:
-        """Add a holder to a page for reading; a page with several holders is read-only.
-
-        Raises:
-            SlotError: the page was released, or belongs to another owner.
-        """
+        """Add a reader to a page; a page with several holders is read-only."""
         with self._lock:
             self._raise(f"share of {page!r}", self._faults("page", page))
             return self._issue(page._number)
 
     def release(self, page: Page) -> None:
-        """Give a page up; it is free once nobody holds it.
-
-        Raises:
-            SlotError: the page was released before, or belongs to another owner.
-        """
+        """Give a page up; it is free without holders."""
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
             remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
@@ -121,17 +113,16 @@ class PageOwner:
     ) -> np.ndarray:
         """Return a step's page table, int32 [lanes, pages]; 0 after a lane's last page.
 
-        The array is new and its bytes are immutable. Pages of all parts are counted together.
+        The array is new and immutable. Pages of all parts are counted together.
 
         Args:
-            rows: the pages of each lane in the order of its tokens; None for an idle lane.
-            lanes: lanes of the step.
-            pages: width of the table.
-            writes: for each lane, places [first, end) in its row that the step writes to; None if it only reads.
+            rows: pages of each lane in token order; None if idle.
+            pages: table width.
+            writes: per lane, written places [first, end) in its row; None only reads.
 
         Raises:
-            SlotError: a wrong number of lanes or pages, pages that are released, foreign, or written although they
-                are shared or named by another lane; all faults in one message.
+            SlotError: all faults: wrong numbers of lanes or pages, released or foreign pages, or written pages that are
+                shared or named by another lane.
         """
         with self._lock:
             faults: list[Statement] = []
@@ -161,11 +152,7 @@ class PageOwner:
         return frozen_copy(table)
 
     def check_integrity(self) -> None:
-        """Check that every page is exactly one of: null page (if any), free, held.
-
-        Raises:
-            SlotError: a page is in two states or in no state, or a token was dropped without release; with all terms.
-        """
+        """Check that every page is exactly one of: null page (if any), free, held."""
         with self._lock:
             nulls = list(range(0, self.size, self._each)) if self.null else []
             free = [page for part in self._free for page in part]
@@ -221,16 +208,16 @@ class PageOwner:
 
 
 def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:
-    """Return the places of a page table that lanes write to, bool [N, pages].
+    """Return the written places of a page table, bool [N, pages].
 
     Args:
-        first: position of the first token that each lane writes, int [N].
-        count: number of tokens that each lane writes, int [N]; 0 for a lane that writes none.
+        first: int [N], position of each lane's first written token.
+        count: int [N], written tokens.
         tokens: of a page.
-        pages: width of the table.
+        pages: table width.
 
     Raises:
-        SlotError: a lane writes behind its last page, or before its first.
+        SlotError: writes outside a lane's pages.
     """
     first, count = np.asarray(first), np.asarray(count)
     wrong = np.flatnonzero((count > 0) & ((first < 0) | (first + count > tokens * pages)))
@@ -246,13 +233,11 @@ def check_page_tables(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray |
     """Check that the page tables of one step keep the promise of `PageTable`.
 
     Args:
-        tables: all tables of one group of pools: the contract's entry, the argument of the step (int32 [N, ...]), and
-            the places that the step writes to (bool [N, pages], from `written_places`; None if it writes nothing, and
-            for a table of role "write": all its entries are written).
+        tables: of one group of pools: contract entry, argument (int32 [N, ...]), and written places (bool [N, pages],
+            from `written_places`; None for no writes, and for role "write": all entries).
 
     Raises:
-        SlotError: entries out of range, or a page that is written and is the null page or named by another lane; all
-            faults in one message.
+        SlotError: all faults: entries out of range, or a written page that is the null page or named by another lane.
     """
     faults = page_faults(tables)
     if faults:

@@ -205,6 +205,20 @@ class LaneStarted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class AtStart(Fact):
+    """Element at (t, i) equals `when` if cu_seqlens[i] = t, otherwise not.
+
+    Attributes:
+        tokens, lanes: axes of t and i; `lanes` is an axis of all lanes.
+    """
+
+    layout: str
+    tokens: int
+    lanes: int
+    when: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetCounts(Fact):
     """Element t of a vector = number of entries of cu_seqlens equal to t.
 
@@ -254,14 +268,17 @@ class TokenBound(Fact):
     """Element at token t of `axis` = base(t) + `plus`; unspecified for padding.
 
     Attributes:
+        axis: None for the token of a loop iteration.
+        token: the token of the iteration, as in `OneLane`.
         base: "start" for the first token of the lane of t, "stop" for the token after its last one, "position" for
             t - start, "left" for stop - t.
     """
 
     layout: str
-    axis: int
+    axis: int | None
     base: str
     plus: int = 0
+    token: Symbol | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,6 @@ class PoolAccesses:
         return [var for var in ir.variables(eqn.invars) if var in self.versions]
 
     def value(self, atom: ir.Atom) -> Value:
-        """Return the proof's abstract value."""
         return self._prover.read(self._env, atom)
 
     def index(self, atom: ir.Atom) -> IndexFact | None:

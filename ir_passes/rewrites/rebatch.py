@@ -41,7 +41,6 @@ class Rebatch:
     name: ClassVar[str] = "rebatch"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Rewrite the graph (see `Pass.run`)."""
         rewritten: Graph | None = graph
         result, reasons = graph, list[str]()
         while rewritten is not None and graph.bound.lanes > 1:

@@ -37,7 +37,6 @@ class WriteInPlace:
     name: ClassVar[str] = "write-in-place"
 
     def run(self, graph: Graph, say: Say = quiet) -> Graph:
-        """Rewrite the graph (see `Pass.run`)."""
         carried, layers = with_carried_layers(graph)
         jaxpr = carried.program.jaxpr
         order = _WriteOrder(jaxpr, [*graph.bound.successors.items()])
@@ -58,12 +57,6 @@ class _WriteOrder:
     """
 
     def __init__(self, jaxpr: ir.Jaxpr, pools: Sequence[tuple[int, int]]) -> None:
-        """Find the versions of pools.
-
-        Args:
-            jaxpr: the program.
-            pools: input and result of each pool.
-        """
         self.count, self.consts = 0, dict[ir.Var, Any]()
         self._inner: dict[int, _WriteOrder] = {}
         self._read(jaxpr, pools)
@@ -89,7 +82,6 @@ class _WriteOrder:
                 self._writes.setdefault(self._version[before], []).append(index)
 
     def _note(self, index: int, eqn: ir.JaxprEqn) -> None:
-        """Record the versions that an equation writes or views."""
         versions = [var for var in ir.variables(eqn.invars) if var in self._version]
         if not versions:
             return
@@ -98,7 +90,7 @@ class _WriteOrder:
             self._version[eqn.outvars[0]] = self._version[versions[0]]
             self._links.append((index, versions[0], eqn.outvars[0]))
             return
-        pairs: list[tuple[ir.Var, ir.Var]] = []
+        pairs: list[tuple[Any, ir.Var]] = []
         if name in WRITES and self._has_version(eqn.invars[0]):
             pairs = [(eqn.invars[0], eqn.outvars[0])]
         elif name in ELEMENTWISE:
@@ -111,7 +103,7 @@ class _WriteOrder:
             self._links.append((index, before, after))
             self._version[after] = len(self._links) + len(self.jaxpr.invars)
 
-    def _loop(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[ir.Var, ir.Var]]:
+    def _loop(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[Any, ir.Var]]:
         """Return the pools that a loop carries, before and after it; order its body."""
         if eqn.primitive.name == "scan":
             body, (inner, carries) = eqn.params["jaxpr"].jaxpr, ir.scan_counts(eqn)
@@ -215,10 +207,9 @@ class _WriteOrder:
                     results[var] = None
                 if eqn.primitive.name in _FUSED:
                     pending += [(self.jaxpr.eqns[user], user) for user in later]
-        return [var for var in results if hasattr(var.aval, "dtype") and not is_key(var.aval.dtype) and var.aval.size]
+        return [var for var in results if _is_array(var) and _bytes(var)]
 
     def _reached(self, variables: Sequence[ir.Var]) -> set[int]:
-        """Return the equations that depend on some variables."""
         reached, pending = set[int](), list(variables)
         while pending:
             for user in self._users.get(pending.pop(), []):
@@ -228,7 +219,6 @@ class _WriteOrder:
         return reached
 
     def _needed(self, write: int) -> set[ir.Var]:
-        """Return the variables that an equation depends on."""
         made_by = {var: eqn for eqn in self.jaxpr.eqns[:write] for var in eqn.outvars}
         needed, pending = set[ir.Var](), ir.variables(self.jaxpr.eqns[write].invars)
         while pending:
@@ -247,7 +237,7 @@ class _WriteOrder:
         sizes = {
             k: _bytes(atom)
             for k, atom in enumerate(eqn.invars)
-            if hasattr(atom.aval, "dtype") and not is_key(atom.aval.dtype)
+            if _is_array(atom)
             and (eqn.primitive.name in ELEMENTWISE or isinstance(atom, ir.Literal) or not self._has_version(atom))
         }  # fmt: skip
         return min(sizes, key=lambda k: sizes[k]) if sizes else None
@@ -272,8 +262,15 @@ class _WriteOrder:
         return order
 
 
+def _is_array(atom: ir.Atom) -> bool:
+    """Whether a variable or literal is an array of numbers."""
+    aval: Any = atom.aval
+    return hasattr(aval, "dtype") and not is_key(aval.dtype)
+
+
 def _bytes(atom: ir.Atom) -> int:
-    return int(atom.aval.size * atom.aval.dtype.itemsize) if hasattr(atom.aval, "dtype") else 0
+    aval: Any = atom.aval
+    return int(aval.size * aval.dtype.itemsize) if hasattr(aval, "dtype") else 0
 
 
 def _ordered(operand: jax.Array, *results: jax.Array) -> jax.Array:
@@ -286,7 +283,6 @@ def _ordered(operand: jax.Array, *results: jax.Array) -> jax.Array:
 
 
 def _never(result: jax.Array) -> jax.Array:
-    """Return False, computed from the first element of an array."""
     first = lax.reshape(lax.slice(result, (0,) * result.ndim, (1,) * result.ndim), ())
     if jnp.issubdtype(first.dtype, jnp.complexfloating):
         first = lax.real(first)

@@ -1,4 +1,4 @@
-"""Reads and writes of pools under the sanitizer: each row's addressing lane and label."""
+"""Reads and writes of pools: each row's addressing lane and label."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from ir_passes.sanitizer.walk import Walk
 
 
 def read(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
-    """Run a gather or dynamic slice; selected rows belong to the lanes that address them."""
+    """Run a gather or dynamic slice; rows belong to the lanes that address them."""
     first, rest = tags[0], tags[1:]
     assert first is not None
     sliced = eqn.primitive.name == "dynamic_slice"
@@ -71,7 +71,7 @@ def write(run: Walk, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None
 def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags: list[Tags | None]) -> list | None:
     """Run a declared operation on rows of slot maps, or on pages.
 
-    Returns tags, None for pools without a slot map or a page table.
+    Pools without a slot map or page table give None.
 
     A lane of length 0 keeps its row; a fresh lane does not read it.
     """
@@ -109,7 +109,7 @@ def call(run: Walk, eqn: ir.JaxprEqn, declared: Opaque, values: list[Any], tags:
 
 
 def _stamped(run: Walk, rows: Ints, lanes: Ints, column: Array, active: Array) -> Array:
-    """Return the rows of a pool after active lanes have computed those with these numbers."""
+    """Return a pool's rows after active lanes have computed these."""
     flat = jnp.asarray(rows).reshape((-1, rows.shape[-1]))
     column = jnp.where(active, column, len(flat))
     labels = flat[:, LABEL:].at[column].set(run.judge.left(lanes), mode="drop", wrap_negative_indices=False)
@@ -122,10 +122,10 @@ def settle(
     """Return the labels of written rows, [*shape, 4], and whether each was only moved.
 
     Args:
-        tags: tags of the written values.
+        tags: of written values.
         shape: 1 along every axis that belongs to one row.
-        holders: the lane that owns the written rows, UNKNOWN if the lane is not known.
-        slots: numbers of the written rows.
+        holders: owning lanes, or UNKNOWN.
+        slots: row numbers.
     """
     holders = numpy_of(holders).broadcast_to(holders, shape)
     if tags is None:
@@ -154,7 +154,7 @@ def settle(
 
 
 def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bool) -> tuple[int, ...]:
-    """Shape of an update, but 1 along the axes that belong to one row."""
+    """Return an update's shape, 1 along axes of one row."""
     shape = list(ir.shape_of(eqn.invars[1 if sliced else 2]))
     places, without = iter(window.window), set[int]()
     if not sliced:
@@ -167,10 +167,7 @@ def _rows_of_update(eqn: ir.JaxprEqn, pool: Tags, window: Addressing, sliced: bo
 
 
 def _addressing(run: Walk, window: Addressing, tags: list[Tags | None], sliced: bool) -> Ints | None:
-    """Return the lane of each row number.
-
-    It is the lane of the slot map that the row number came from, or its position if there is one row number per lane.
-    """
+    """Return each row number's lane: of its slot map, or its position with one row per lane."""
     if window.column is None:
         return None
     tag = tags[window.column] if sliced else tags[0]

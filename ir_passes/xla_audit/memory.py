@@ -1,6 +1,6 @@
-"""Checks of live values: disjoint bytes, a scratch lower bound, neighbours of custom calls.
+"""Checks of live values: disjoint bytes, scratch bound, neighbours of custom calls.
 
-The writes of a custom call, kernel or callback are unknown; the buffer assignment shows where they would do harm.
+Writes of custom calls are unknown; their neighbours show possible harm.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,11 +13,10 @@ REMEDY = "Report it to openxla/xla with this program; do not run the step. Anoth
 
 
 def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Find pairs of values that are live at the same tick and share a byte.
+    """Find pairs of live values that share a byte.
 
-    Where one value ends in the operation that defines the other, both may be the very same bytes (whether the operation
-    may then be done in place is for `in_place`), but never overlap in part. Only one of several branches runs, so a
-    branch may use the bytes of a value that only another branch still needs.
+    A value and the operation's result that ends it may have the very same bytes (see `in_place`), but no partial
+    overlap. A branch may use bytes of a value that only another branch needs.
     """
     module = executable.module
     by_allocation: dict[int, list[tuple[LiveValue, Slice]]] = {}
@@ -52,7 +51,7 @@ def overlaps(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
-    """Find values outside their allocation or too large for it, and carries that change place."""
+    """Find values outside their allocation or too large for it, and moved carries."""
     module = executable.module
     for value in live.values:
         place = value.slice
@@ -88,9 +87,9 @@ def misplaced(executable: Executable, live: LiveValues) -> Iterator[Finding]:
 
 
 def scratch_intervals(executable: Executable, live: LiveValues) -> Iterator[tuple[Slice, int, int]]:
-    """Yield the scratch slices in the device's own memory, with first and last tick.
+    """Yield scratch slices in device memory, with first and last tick.
 
-    Values in the very same bytes that end where the next begins count as one: XLA writes the second over the first.
+    A value written over another counts as one with it.
     """
     intervals: dict[Slice, list[tuple[int, int]]] = {}
     for value in live.values:
@@ -127,10 +126,9 @@ def _until(value: LiveValue) -> str:
 
 
 def neighbours(executable: Executable, live: LiveValues) -> tuple[str, ...]:
-    """Describe the neighbours of every array that a custom call returns, in schedule order.
+    """Describe the neighbours of custom calls' results, in schedule order.
 
-    They are the nearest values on both sides in its allocation that are live during the call, with the number of bytes
-    between them.
+    They are the nearest live values on both sides in the allocation, with distances in bytes.
     """
     results = []
     for instruction in live.executed:

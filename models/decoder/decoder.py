@@ -216,8 +216,9 @@ class Decoder(Stateful):
         vocabulary = (shard_outputs(Segment(config.vocab_size, config.vocab_size)),)
         self.embed_tokens = matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
         self.layers = nnx.List([Layer(config, branches, rngs) for branches in config.layers])
-        self.reads_embedding = any(layer.reads_embedding for layer in self.stateful())
-        _share_blocks(self.stateful())
+        inner_layers = Decoder.stateful(self)  # a subclass adds its layers later
+        self.reads_embedding = any(layer.reads_embedding for layer in inner_layers)
+        _share_blocks(inner_layers)
         self.norm = RMSNorm(config.hidden_size, config.eps, config.norm_offset)
         self.lm_head = None if config.tied else matrix(rngs, config.vocab_size, config.hidden_size, sharded=vocabulary)
 

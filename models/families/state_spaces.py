@@ -1,7 +1,7 @@
 """Original Mamba and Mamba2 files of the package mamba_ssm: no `model_type`, sizes in `ssm_cfg`.
 
-Their tensors have the names of the transformers families `mamba` and `mamba2`, which are used with another reader of
-config.json. Defaults: `MambaConfig`, `Mamba` and `Mamba2` of mamba_ssm 2.3.
+Tensors are named as in the families `mamba` and `mamba2`. Defaults: `MambaConfig`, `Mamba` and `Mamba2` of mamba_ssm
+2.3.
 """
 
 import math

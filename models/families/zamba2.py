@@ -21,9 +21,9 @@ from models.weights.layer_weights import Path, decoder_weights
 from models.weights.sources import Weight, rows, tensor
 
 DEFAULT_POSITIONS = 4096
-"""Default of `max_position_embeddings` in transformers."""
+"""`max_position_embeddings` of transformers."""
 GATED_NORM_EPS = 1e-5
-"""Of the gated norm of Mamba2 layers, which no field changes."""
+"""Of the Mamba2 layers' gated norm; no field changes it."""
 FIELDS = {
     "heads": "n_mamba_heads",
     "head_size": "mamba_headdim",
@@ -37,7 +37,7 @@ UNUSED = ("use_mem_eff_path", "kv_channels", "num_query_groups")
 
 
 def _read_attention(reader: ConfigReader, hidden: int) -> AttentionConfig:
-    """Read the attention of a block: heads over the residual stream and the embedding together."""
+    """Read a block's attention: heads over the residual stream and the embedding."""
     heads = reader.integer("num_attention_heads")
     kv_heads = reader.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -89,7 +89,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> list[Weight]:
-    """List the parameters of a block at `path`; files may name them after any layer that calls it."""
+    """List a block's parameters; files may name them after any calling layer."""
     a, width = c.attention, c.mlp.width
     queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
     shapes = {
@@ -112,7 +112,7 @@ def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> l
 
 
 def _halves(path: Path, end: Path, names: list[str], width: int, inputs: int) -> list[Weight]:
-    """List the parameters of gate and up, the halves of one tensor."""
+    """List gate and up, the halves of one tensor."""
     parts = zip(("gate_proj", "up_proj"), np.split(np.arange(2 * width), 2), strict=True)
     return [
         Weight((*path, part, *end), (width, inputs), tuple(rows(name, (2 * width, inputs), half) for name in names))
@@ -121,7 +121,6 @@ def _halves(path: Path, end: Path, names: list[str], width: int, inputs: int) ->
 
 
 def _adapters(c: SharedBlockConfig, hidden: int, path: Path, names: list[str], call: int) -> list[Weight]:
-    """List the adapters of the block's call number `call`."""
     lists = [f"{name}.feed_forward.gate_up_proj_adapter_list.{call}" for name in names]
     weights = [
         tensor((*path, "mlp_adapters", "gate_proj", "down"), [f"{name}.0.weight" for name in lists], (c.rank, hidden)),
@@ -138,7 +137,7 @@ def _adapters(c: SharedBlockConfig, hidden: int, path: Path, names: list[str], c
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    """List every parameter of the decoder with the tensor names of the Hugging Face checkpoints."""
+    """List every parameter with the Hugging Face tensor names."""
     calls = {i: c for i, (c,) in enumerate(config.layers) if isinstance(c, SharedBlockConfig)}
 
     def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:

@@ -1,26 +1,9 @@
-"""Activations SiLU, SwiGLU and GEGLU, and fixed factors on activations.
-
-SiLU ends in a division, so XLA computes it once (ops/layout: fusion).
-"""
+"""The activation GEGLU, and fixed factors on activations; SiLU and SwiGLU are in `models.ops.float32`."""
 
 import math
 
-import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
-
-MIN_EXPONENT = -80.0
-"""Clip for exponents against overflow in derivatives; below it silu is 0 to 33 decimals."""
-
-
-def silu(x: Array) -> Array:
-    """Return `x * sigmoid(x)` (SiLU, arXiv:1702.03118)."""
-    return x / (1.0 + jnp.exp(-jnp.maximum(x, MIN_EXPONENT)))
-
-
-def silu_gated(gate: Array, up: Array) -> Array:
-    """Return `silu(gate) * up` (SwiGLU, arXiv:2002.05202)."""
-    return gate * up / (1.0 + jnp.exp(-jnp.maximum(gate, MIN_EXPONENT)))
 
 
 def gelu_gated(gate: Array, up: Array) -> Array:

@@ -8,9 +8,10 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import gelu_gated, scaled, silu_gated
+from models.layers.activations import gelu_gated, scaled
 from models.layers.initial import matrix
-from models.ops.linear import gated_linear, linear
+from models.ops.float32 import silu_gated
+from models.ops.linear import joined_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
@@ -18,15 +19,13 @@ from models.state.shapes import Activations, LaneInfo
 from models.state.state import Stateful
 
 Activation = Literal["swiglu", "geglu", "relu2"]
-"""SwiGLU, `silu(gate) * up`, and GEGLU, `gelu(gate) * up` (arXiv:2002.05202), or squared ReLU, `relu(up)^2` without a
-gate (arXiv:2109.08668)."""
+"""SwiGLU and GEGLU (arXiv:2002.05202), or squared ReLU without a gate (arXiv:2109.08668)."""
 
 
 class Stateless(Stateful):
     """A layer without state between steps."""
 
     def state_arrays(self) -> None:
-        """Return None: there is no state."""
         return None
 
 
@@ -42,7 +41,7 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        devices: of the sharded layer; the width is local.
+        devices: the width is local.
     """
 
     width: int
@@ -52,11 +51,10 @@ class MlpConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":
-        """Return the config of one device: its columns (tensor parallel)."""
+        """Return one device's config: its columns (tensor parallel)."""
         return shard_config(self, devices, "width")
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "Mlp":
-        """Build the MLP, for a residual stream of width `hidden`."""
         return Mlp(self, hidden, rngs)
 
 
@@ -72,17 +70,19 @@ class Mlp(Stateless):
         self.down_proj = matrix(rngs, hidden, config.width, sharded=(shard_inputs(width),))
 
     def project(self, x: Float32[Array, "*rows hidden"]) -> Float32[Array, "*rows hidden"]:
-        """Return the output for rows, or this device's part of it."""
+        """Return the output, or this device's part of it."""
         c, down = self.config, self.down_proj[...]
         if self.gate_proj is None:
             inner = relu_squared(linear(x, self.up_proj[...], c.devices))
         else:
             activation = gelu_gated if c.activation == "geglu" else silu_gated
-            inner = gated_linear(
-                x, self.gate_proj[...], self.up_proj[...], c.devices,
-                gated=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
+            inner = joined_linear(
+                x,
+                (self.gate_proj[...], self.up_proj[...]),
+                devices=c.devices,
+                joined=lambda gate, up: activation(scaled(gate, c.gate_multiplier), up),
                 dtype=getattr(down, "dtype", jnp.float32),
-            )  # fmt: skip
+            )
         return scaled(linear(inner, down, c.devices), c.out_multiplier)
 
     def __call__(self, x: Activations, info: LaneInfo, state: None) -> tuple[Activations, None]:

@@ -1,6 +1,6 @@
-"""KV cache of an attention layer: writes at the positions of tokens, and softmax attention.
+"""KV cache of an attention layer: writes, and softmax attention.
 
-A cache is a pool of pages, and a page table (block table) has the pages of each lane (`models.state.pages`).
+A cache is a pool of pages, with a page table of lanes (`models.state.pages`).
 """
 
 from functools import partial
@@ -23,15 +23,15 @@ from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import KV_BLOCK, turn_blocks
 
 MAX_KEYS_FIRST_QUERIES = 64
-"""Maximum query rows per key/value head with keys as the left operand of the scores (ops/layout: operands): 0.6 to 1.1
-of the time; with 256 rows and more, 1.0 to 1.2."""
+"""Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time; from 256
+rows 1.0 to 1.2.
+"""
 
 
 class KVCache(NamedTuple):
     """KV cache of an attention layer: pools of pages, in the dtype of caches.
 
-    `value` None: the values are the first entries of the keys (latent attention). Keys and values end in zeros up to
-    `stored_size`.
+    `value` None: the first entries of the keys (latent attention). Both end in zeros up to `stored_size`.
     """
 
     key: KeyCache
@@ -39,7 +39,7 @@ class KVCache(NamedTuple):
 
 
 def widened(x: Float32[Array, "lane token head size"], stored: int) -> Float32[Array, "lane token head stored"]:
-    """Pad vectors of heads with zeros to the stored size of a cache."""
+    """Pad heads with zeros to a cache's stored size."""
     padding = stored - x.shape[-1]
     return jnp.pad(x, ((0, 0),) * 3 + ((0, padding),)) if padding else x
 
@@ -52,9 +52,9 @@ def append(
     valid: Array,
     pages: Pages,
 ) -> KVCache:
-    """Write keys and values `[lane, token, kv_head, size]` of real tokens to the lanes' pages.
+    """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages.
 
-    The scatter drops padding. No real token is dropped, as the host gives a sequence pages for all tokens of a step.
+    The scatter drops padding; the host gives pages for all real tokens of a step.
     """
     places = token_places(pages, positions, valid, cache.key.shape[0])
     values = None if value is None or cache.value is None else put_tokens(cache.value, places, _as(cache.value, value))
@@ -76,24 +76,18 @@ def attend(
     *,
     pages: Pages,
 ) -> Float32[Array, "lane token head value"]:
-    """Compute softmax attention of scaled queries over the first `blocks` pages of each lane.
+    """Compute softmax attention of scaled queries over each lane's first `blocks` pages.
 
-    A query at position p attends to positions 0..p of its lane; later entries of its pages (stale or NaN) have no
-    influence. The softmax is accumulated block by block (online softmax, arXiv:1805.02867), so more blocks than a lane
-    needs do not change its bits.
+    A query at position p attends to positions 0..p; later entries (stale or NaN) have no influence. By online softmax
+    (arXiv:1805.02867), additional blocks do not change a lane's bits.
 
     Args:
-        query: scaled queries.
-        cache: keys and values.
-        positions: of the queries.
-        valid: mask of the real tokens.
-        blocks: blocks to visit.
-        value_size: size of a value, the leading entries of stored values or keys; None for all entries.
-        devices: of the step.
-        pages: page table.
+        valid: of real tokens.
+        blocks: to visit.
+        value_size: leading entries of stored values or keys; None for all.
 
     Returns:
-        Attention output, zero at padding tokens.
+        Zero at padding.
     """
     query = widened(query, cache.key.shape[3])
     lanes, tokens, heads, size = query.shape
@@ -157,7 +151,7 @@ def attend(
 def _scores(
     query: Float32[Array, "lane kv_head query key"], key: Float32[Array, "lane kv_head position key"], platform: str
 ) -> Float32[Array, "lane kv_head query position"]:
-    """Return the scores of each query with each key (ops/layout: operands)."""
+    """Return the scores of queries with keys (ops/layout: operands)."""
     if platform != "cpu" or query.shape[2] > MAX_KEYS_FIRST_QUERIES:
         return full_einsum("nhqd,nhkd->nhqk", query, key)
     return materialized_transpose(full_einsum("nhkd,nhqd->nhkq", key, query))
@@ -172,15 +166,13 @@ def append_and_attend(
     value_size: int,
     devices: Devices,
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
-    """Write keys and values of real tokens to the KV cache, and attend causally.
+    """Write keys and values to the KV cache, and attend causally.
 
     Args:
-        query: scaled queries.
-        key, value: of the tokens, as for `append`.
-        cache: keys and values of earlier tokens.
-        info: of the step.
+        key, value: as for `append`.
+        cache: of earlier tokens.
         value_size: as for `attend`.
-        devices: of the layer; a CPU kernel does both at once.
+        devices: a CPU kernel does both at once.
     """
     pages = own_pages(query.shape[0], cache.key.shape[0]) if info.pages is None else info.pages
     inputs = AttentionInputs(query, key, value, cache, info.lengths, info.positions, pages)

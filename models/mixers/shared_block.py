@@ -26,17 +26,16 @@ from models.state.state import ConvRecurrentState, Stateful
 
 @dataclass(frozen=True)
 class SharedBlockConfig:
-    """A Mamba2 layer behind one call of a transformer block.
+    """A Mamba2 layer behind a call of a transformer block.
 
     Attributes:
-        attention: of the block; it reads residual stream and embedding, so its input has twice the width.
+        attention: of the block; reads residual stream and embedding, so its input has twice the width.
         mlp: of the block.
         mamba: the layer itself.
-        block: number of the block; layers with equal numbers share its parameters.
-        rank: of the adapters, which each call has for itself.
-        attention_adapters: queries, keys and values have adapters, and not only the MLP.
+        block: its number; layers with equal numbers share parameters.
+        rank: of each call's adapters.
+        attention_adapters: queries, keys and values have adapters, too.
         eps: of the norms.
-        devices: of the sharded layer.
     """
 
     attention: AttentionConfig
@@ -49,7 +48,6 @@ class SharedBlockConfig:
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "SharedBlockConfig":
-        """Return the config of one device."""
         parts = {"attention": self.attention, "mlp": self.mlp, "mamba": self.mamba}
         local, faults = try_shard_configs(parts.values(), devices)
         if faults:
@@ -57,7 +55,6 @@ class SharedBlockConfig:
         return replace(self, devices=devices, **{name: local[part] for name, part in parts.items()})
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> "SharedBlockMamba":
-        """Build the layer, for a residual stream of width `hidden`."""
         return SharedBlockMamba(self, hidden, rngs)
 
 
@@ -72,26 +69,54 @@ class AdaptedMatrix(LinearWeight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the matrix."""
         return self.base.shape
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix and of the adapter."""
         return self.base.nbytes + self.down.nbytes + self.up.nbytes
 
     def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
-        """Return the sum of both products."""
         return linear(x, self.base, devices) + linear(linear(x, self.down, devices), self.up, devices)
 
     def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
-        """Return rows of the sum."""
         return self.astype(jnp.float32)[ids]
 
     def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
-        """Return the sum as a plain array."""
         base, down, up = (part.astype(jnp.float32) for part in (self.base, self.down, self.up))
         return (base + jnp.matmul(up, down, precision="highest")).astype(dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WidenedMatrix(LinearWeight):
+    """A matrix with rows of zeros behind it, as many as its outputs; they are not stored.
+
+    The output of `Attention` is as wide as its input.
+    """
+
+    base: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape with the rows of zeros."""
+        return 2 * self.base.shape[0], self.base.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix."""
+        return self.base.nbytes
+
+    def multiply(self, x: Float32[Array, "row in"], devices: Devices = SINGLE_DEVICE) -> Float32[Array, "row out"]:
+        """Return the product, and zeros."""
+        return jnp.pad(linear(x, self.base, devices), ((0, 0), (0, self.base.shape[0])))
+
+    def take(self, ids: Int[Array, "*place"]) -> Float32[Array, "*place in"]:
+        """Return rows of the matrix."""
+        return self.astype(jnp.float32)[ids]
+
+    def astype(self, dtype: DTypeLike) -> Float[Array, "out in"]:
+        """Return the matrix as a plain array."""
+        return jnp.pad(self.base.astype(dtype), ((0, self.base.shape[0]), (0, 0)))
 
 
 class Adapter(nnx.Module):
@@ -100,12 +125,16 @@ class Adapter(nnx.Module):
     def __init__(self, down: nnx.Param, up: nnx.Param):
         self.down, self.up = down, up
 
+    def of(self, weight: nnx.Param) -> AdaptedMatrix:
+        """Return the matrix that the adapter changes."""
+        return AdaptedMatrix(weight[...], self.down[...], self.up[...])
 
-def _adapted(layer: Any, adapters: dict[str, Adapter]) -> Any:
-    """Return a view of a layer in which adapters change these matrices."""
+
+def _with_matrices(layer: Any, matrices: dict[str, LinearWeight]) -> Any:
+    """Return the layer with other matrices."""
     graph, state = nnx.split(layer)
-    for name, adapter in adapters.items():
-        state[name] = nnx.Param(AdaptedMatrix(getattr(layer, name)[...], adapter.down[...], adapter.up[...]))
+    for name, weight in matrices.items():
+        state[name] = nnx.Param(weight)
     return nnx.merge(graph, state)
 
 
@@ -123,14 +152,14 @@ class TransformerBlock(nnx.Module):
 
 
 class SharedBlockState(NamedTuple):
-    """State of one layer: keys and values of its call of the block, and of its Mamba2 layer."""
+    """State of a layer: keys and values of its block call, and its Mamba2 layer's."""
 
     attention: KVCache
     mamba: ConvRecurrentState
 
 
 class SharedBlockMamba(Stateful):
-    """`mamba(norm(x + linear(block([x | embedding]))))`; calls of a block have their own state and adapters."""
+    """`mamba(norm(x + linear(block([x | embedding]))))`; calls have separate states and adapters."""
 
     norms_input = True
     reads_embedding = True
@@ -153,26 +182,30 @@ class SharedBlockMamba(Stateful):
         self.attention_adapters = nnx.Dict({name: adapter(matrix(rngs, rank, 2 * hidden), heads) for name in names})
 
     def state_arrays(self) -> SharedBlockState:
-        """Return the KV cache of this call, and the state of the Mamba2 layer."""
         return SharedBlockState(self.block.attention.state_arrays(), self.mamba.state_arrays())
 
     def sites(self) -> dict[str, int]:
-        """Return the number of heads of both mixers."""
         return self.block.attention.sites() | self.mamba.sites()
 
     def __call__(self, x: Activations, info: LaneInfo, state: SharedBlockState) -> tuple[Activations, SharedBlockState]:
         """Call the block, then run the Mamba2 layer."""
         assert info.embedded is not None, "a layer that reads the embedding: expected it in info.embedded"
         axes = self.config.devices.several((MODEL,))
-        attention = _adapted(self.block.attention, dict(self.attention_adapters))
-        mlp = _adapted(self.block.mlp, dict(self.mlp_adapters))
-        y, cache = attention(self.block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
-        y = mlp.project(self.block.mlp_norm(all_reduce(y, axes)))
+        block = self.block
+        adapted = {
+            name: adapter.of(getattr(block.attention, name)) for name, adapter in self.attention_adapters.items()
+        }
+        output = {"o_proj": WidenedMatrix(block.attention.o_proj[...])}
+        attention = _with_matrices(block.attention, adapted | output)
+        y, cache = attention(block.norm(jnp.concatenate([x, info.embedded], axis=-1)), info, state.attention)
+        y = block.mlp_norm(all_reduce(y[..., : x.shape[-1]], axes))
+        adapted = {name: adapter.of(getattr(block.mlp, name)) for name, adapter in self.mlp_adapters.items()}
+        y = _with_matrices(block.mlp, adapted).project(y)
         y = linear(all_reduce(y, axes), self.linear[...], self.config.devices)
         y, mamba = self.mamba(self.norm(x + y), info, state.mamba)
         return y, SharedBlockState(cache, mamba)
 
     def commit(self, pending: SharedBlockState, info: LaneInfo, state: SharedBlockState) -> SharedBlockState:
-        """Return the state of both layers after the accepted tokens."""
+        """Return both layers' state after the accepted tokens."""
         cache = self.block.attention.commit(pending.attention, info, state.attention)
         return SharedBlockState(cache, self.mamba.commit(pending.mamba, info, state.mamba))

@@ -1,7 +1,7 @@
 """CPU kernels: append to a KV cache, then attend from each token.
 
-`append` and `attend` in `models.mixers.kv_cache` define them. A proof does not read C++: a contract declares each call
-by its target.
+Defined by `append` and `attend` in `models.mixers.kv_cache`. A proof does not read C++: a contract declares each call's
+target.
 """
 
 from collections.abc import Callable
@@ -21,10 +21,9 @@ from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
 
 ATTENTION = "hybridlm_decode_attention"
-"""Call target: (pages, lengths, positions, query, key, value, key cache, value cache) -> (output, caches, updated in
-place)."""
+"""Call target: (pages, lengths, positions, query, key, value, caches) -> (output, caches, in place)."""
 LATENT_ATTENTION = "hybridlm_latent_decode_attention"
-"""Call target without values, which are the first numbers of the keys."""
+"""Call target without values: the first numbers of the keys."""
 _KEYS, _VALUES = "page kv_head position key", "page kv_head position value"
 PAGED_KERNELS = {
     ATTENTION: PagedKernel("length lane lane lane lane", (_KEYS, _VALUES)),
@@ -40,11 +39,11 @@ class AttentionInputs(NamedTuple):
 
     Attributes:
         query: scaled queries, `[lane, token, head, key]`.
-        key, value: of the tokens, `[lane, token, kv_head, size]`; value None: the first numbers of the key.
-        caches: of keys and of values (None without values).
-        lengths: real tokens of each lane; the others are padding.
-        positions: position of each lane's first token.
-        pages: page table; the pages that a lane writes to are no other lane's.
+        key, value: `[lane, token, kv_head, size]`; value None: the first numbers of the key.
+        caches: of keys and values.
+        lengths: real tokens.
+        positions: of first tokens.
+        pages: page table; written pages belong to one lane.
     """
 
     query: Vectors
@@ -81,16 +80,15 @@ def decode_attention_cpu(
 ) -> tuple[Vectors, Caches]:
     """Write keys and values to the caches, and attend from each token.
 
-    A lane's bits depend only on its tokens and the instruction set; T tokens in one step have the bits of T steps of
-    one token. Tokens without a page are not written.
+    A lane's bits depend only on its tokens and the instruction set; T tokens have the bits of T steps. Tokens without a
+    page are not written.
 
     Args:
-        inputs: operands of the step.
-        value_size: numbers of a value.
-        instructions: one of `INSTRUCTIONS` that the processor runs; None for the fastest.
+        value_size: of a value.
+        instructions: of `INSTRUCTIONS`; None for the fastest.
 
     Returns:
-        Outputs, zero at padding tokens, and the caches.
+        Outputs, zero at padding, and the caches.
     """
     q, k, v, caches, lengths, positions, pages = inputs
     # The proof cannot see the write; wrong names of dimensions are still a conflict.
@@ -110,7 +108,7 @@ def decode_attention_cpu(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def attention_of(plain: AttentionForm, value_size: int, inputs: AttentionInputs) -> tuple[Vectors, Caches]:
-    """Return `decode_attention_cpu` with the derivatives of the plain form."""
+    """Return `decode_attention_cpu` with the plain form's derivatives."""
     return decode_attention_cpu(inputs, value_size)
 
 

@@ -1,9 +1,9 @@
-"""GPU kernel: attention of a few tokens over a KV cache, read once.
+"""GPU kernel: attention of few tokens over a KV cache, read once.
 
-`models.mixers.kv_cache.attend` defines it, with the same online softmax. One program instance has all query rows of one
-lane and key/value head and a part of the positions; the parts are combined afterwards (flash decoding). Blocks of
-positions are dealt to the parts in turn, so parts have equal work at every length, and a row's bits do not depend on
-the other rows of its lane. Cache entries behind a row's position, stale or NaN, have no influence.
+Defined by `models.mixers.kv_cache.attend`, with the same online softmax. One program instance has the query rows of a
+lane and key/value head and a part of the positions; parts are combined afterwards (flash decoding). Blocks are dealt to
+parts in turn, for equal work at every length; a row's bits do not depend on other rows. Later cache entries, stale or
+NaN, have no influence.
 """
 
 from functools import partial
@@ -22,13 +22,13 @@ from models.state.shapes import KeyCache, ValueCache
 from models.state.state import KV_BLOCK
 
 MAX_ROWS = 64
-"""Query rows of one key/value head: heads of its group times tokens."""
+"""Query rows of a key/value head: its heads times tokens."""
 MAX_SIZE = 512
-"""Numbers of a key or value that are loaded at once."""
+"""Numbers of a key or value per load."""
 MAX_ACCUMULATED = 1 << 14
-"""Accumulators of an instance (rows times value size) that fit into registers."""
+"""Accumulators (rows times value size) in an instance's registers."""
 MIN_INSTANCES = 256
-"""Program instances to reach by splitting positions: two for each processor of a GPU."""
+"""Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
 """Bytes of shared memory for reductions."""
 MIN_SCORE = -1e30
@@ -39,18 +39,12 @@ RowLimits = Int32[Array, "lane query"]
 
 
 def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
-    """Return the sizes of key loads; the first covers the value of shared keys."""
+    """Return sizes of key loads; the first covers the value of shared keys."""
     return (value_size, size - value_size) if shared and size > value_size else (size,)
 
 
 def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
-    """Return the reason to reject the operands, or None.
-
-    Args:
-        query: `[lane, token, head, key]`.
-        key, value: caches; value None: the first `value_size` numbers of the keys.
-        value_size: size of a value.
-    """
+    """Return why the kernel rejects the operands, or None."""
     rows = query.shape[1] * query.shape[2] // key.shape[1]
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
     if rows > MAX_ROWS:
@@ -67,15 +61,10 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 
 
 def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
-    """Return positions and load stages of an iteration, or None if no size fits.
+    """Return positions and load stages of an iteration, or None.
 
-    Shared memory holds the queries, weights and float32 values as three bfloat16 numbers each, and the keys and values
-    of every stage.
-
-    Args:
-        rows: query rows that the kernel multiplies.
-        size, value_size: of a key and of a value.
-        itemsize: bytes of a number of the caches.
+    Shared memory holds queries, weights and float32 values as three bfloat16 numbers each, and every stage's keys and
+    values.
     """
     limit = 64 if size <= 128 else 32 if size <= 256 else MIN_ROWS
     for block, stages in [(limit, 2), (max(MIN_ROWS, limit // 2), 2), (MIN_ROWS, 2), (MIN_ROWS, 1)]:
@@ -89,29 +78,16 @@ KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
 
 
 def padded_rows(rows: int) -> int:
-    """Round rows up to the kernel's power of two."""
     return max(MIN_ROWS, 1 << (rows - 1).bit_length())
 
 
 def part_count(heads: int, context: int) -> int:
-    """Return the number of parts of the positions.
-
-    Args:
-        heads: lanes times key/value heads.
-        context: positions that the pages of a lane can have, whole pages.
-    """
+    """Return the number of parts of the positions."""
     return min(-(-MIN_INSTANCES // heads), context // KV_BLOCK)
 
 
 def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
-    """Return the number of blocks of a part: every `parts`-th block from number `part`.
-
-    Args:
-        last: last visible position, -1 for none.
-        part: number of the part.
-        parts: number of parts.
-        block: positions of a block.
-    """
+    """Return the blocks of a part: every `parts`-th from number `part`; `last` is the last visible position."""
     visited = lax.div(last + np.int32(block), np.int32(block))
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 
@@ -123,16 +99,14 @@ def decode_attention_kernel(
     """Attend from rows of one lane and key/value head to one part.
 
     Args:
-        table: pages of every lane, int32[lane, block].
-        limit: last visible position of each query row, -1 for none, int32[row].
-        query: [row, key], fewer rows than the kernel multiplies.
-        key: keys of all pages.
-        rest: values alike, unless keys hold them. Results of the part: the largest score [row], the sum of exponentials
-            [row] and their sum over values [row, value].
-        parts: number of parts.
-        block: positions of an iteration, a divisor of those of a page.
-        sizes: of the loads of a key.
-        value_size: size of a value.
+        table: int32[lane, block].
+        limit: int32[row], last visible position, or -1.
+        query: [row, key].
+        key: of all pages.
+        rest: values alike, unless keys hold them. Results: largest score [row], sum of exponentials [row], their sum
+            over values [row, value].
+        block: positions of an iteration, a divisor of a page's.
+        sizes: of key loads.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -177,7 +151,6 @@ def decode_attention_kernel(
 
 
 def _of_lanes(cache: Array, pages: Array) -> int:
-    """Return the bytes of as many pages as the lanes can have."""
     return pages.size * cache.size // cache.shape[0] * cache.dtype.itemsize
 
 
@@ -194,12 +167,10 @@ def decode_attention(
     """Attend from the rows of every lane.
 
     Args:
-        query: scaled queries, the rows of each key/value head.
-        limit: last visible position of each row; -1 for none, with zero output.
+        query: scaled rows of each key/value head.
+        limit: last visible position, -1 for zero output.
         key, value: caches; value None: the first numbers of the keys.
-        value_size: size of a value.
-        pages: page table.
-        interpret: run by Pallas' interpreter, on any platform.
+        interpret: by Pallas' interpreter.
     """
     from jax.experimental import pallas as pl
 

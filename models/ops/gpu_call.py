@@ -20,6 +20,8 @@ MAX_SHARED_MEMORY = 232_448
 
 TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
 """Device kinds and capabilities with sums of products of 64 rows or more in tensor memory, which has 512 columns."""
+MAX_WARPS = 32
+"""Warps of a program instance, 1024 threads, on every GPU."""
 MIN_TENSOR_ROWS = 64
 """Minimum rows of a product with sums in tensor memory."""
 
@@ -66,9 +68,16 @@ def gpu_call(
         reads: number of an operand -> bytes that all instances read of it, if not each number once.
         writes: number of a result -> bytes that all instances write to it, if not each number once.
         aliases: number of an operand -> number of the result in its memory.
+
+    Raises:
+        ValueError: no GPU has as many threads in a program instance.
     """
     from jax.experimental import pallas as pl  # takes a while to import
     from jax.experimental.pallas import triton as plgpu
+
+    name = getattr(kernel, "func", kernel).__name__
+    if warps > MAX_WARPS or warps & (warps - 1):
+        raise ValueError(f"{name}: {warps} warps of 32 threads, expected a power of two, at most {MAX_WARPS}")
 
     def run(*operands: jax.Array) -> Any:
         read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape)) | (writes or {})
@@ -79,7 +88,7 @@ def gpu_call(
             input_output_aliases=aliases or {},
             compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=interpret,
-            name=getattr(kernel, "func", kernel).__name__,
+            name=name,
             metadata={READ: str(sum(read.values())), WRITTEN: str(sum(written.values()))},
         )(*operands)
 

@@ -40,13 +40,7 @@ def kv_blocks(positions: int) -> int:
 
 
 def turn_blocks(blocks: int, platform: str, heads: int) -> int:
-    """Return the number of blocks in one iteration of attention.
-
-    Args:
-        blocks: of the cache.
-        platform: of the step.
-        heads: lanes times key/value heads.
-    """
+    """Return the blocks of one iteration of attention; `heads` is lanes times key/value heads."""
     if platform != "gpu":
         return 1
     if heads >= MANY_HEADS:
@@ -55,13 +49,16 @@ def turn_blocks(blocks: int, platform: str, heads: int) -> int:
 
 
 def cache_positions(context: int) -> int:
-    """Return the positions of the pages of a sequence of `context` tokens."""
-    return kv_blocks(context) * KV_BLOCK
+    """Return the positions of the pages of a sequence of `context` tokens, of two pages at least.
+
+    ops/layout, one block: a cache with one entry in its page table would be copied.
+    """
+    return max(kv_blocks(context), 2) * KV_BLOCK
 
 
 def own_page_count(lanes: int, context: int) -> int:
     """Return the pages for `lanes` sequences of `context` tokens, and the null page."""
-    return 1 + lanes * kv_blocks(context)
+    return 1 + lanes * cache_positions(context) // KV_BLOCK
 
 
 def stored_size(size: int, platform: str) -> int:
@@ -86,8 +83,7 @@ class StateArray:
         sizes: name (as in `models.state.shapes`) and size of each dimension after the rows; None for the positions of
             a page of a KV cache.
         dtype: None for the dtype of caches.
-        sharded: name of the dimension sharded over the devices along `model` (tensor parallel); None for a replicated
-            array.
+        sharded: dimension sharded along `model` (tensor parallel); None for a replicated array.
         segments: of that dimension, as in a `ShardedDim`.
         unused: number of zeros at the end of each row of the last dimension (`stored_size`).
         role: its role.
@@ -199,6 +195,7 @@ class Stateful(nnx.Module):
         cache_lag: number of last tokens without an entry in the layer's cache. The next step writes their entries
             before it reads them.
         shared_as: layers with equal keys share the parameters of the first one's `block`; None for no such block.
+        block: layer with these parameters; without `shared_as` undefined.
         norms_input: the layer norms its input itself.
         reads_embedding: the layer reads `LaneInfo.embedded`.
     """
@@ -206,6 +203,7 @@ class Stateful(nnx.Module):
     summed_over: tuple[str, ...] = (MODEL,)
     cache_lag: int = 0
     shared_as: Hashable = None
+    block: Any
     norms_input: bool = False
     reads_embedding: bool = False
 

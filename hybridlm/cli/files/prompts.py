@@ -11,22 +11,18 @@ import typer
 from hybridlm.files.json_lines import Id, parse_object, read_id
 
 MAX_SHOWN_FAULTS = 20
-"""Bad lines that an error lists; a file of another kind has nothing else."""
+"""Bad lines that an error lists."""
 ITEMS = {"prompt": "a string", "text": "a string", "token_ids": "a list of token ids"}
 """Field of a JSON object -> its value."""
 
 
 class NamedPrompt(NamedTuple):
-    """A text or token ids, and its id in the output."""
-
     id: Id
     item: str | list[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Prompts of the command."""
-
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input.")
     ] = None

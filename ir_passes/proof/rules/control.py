@@ -40,6 +40,7 @@ from ir_passes.proof.values import (
     SegmentIds,
     SlotEntry,
     Tiles,
+    TokenBound,
     TokenOf,
     UnchangedRows,
     Value,
@@ -137,13 +138,29 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
+        active = set(prover.active)
+        if k == 1 and flag is not None and test is not None and len(branches) == 2:
+            prover.active |= _active_lane(site, test)
         with prover.decided_by(site.eqn.invars[0]):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
+        prover.active = active
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, merged or [], index.owner, writes)
+
+
+def _active_lane(site: Site, conversion: Any) -> set[Number]:
+    """Return the number of a lane that a condition compares with the number of active lanes, if it is below."""
+    test = site.maker(conversion.invars[0])
+    if test is None or test.primitive.name not in ("lt", "gt"):
+        return set()
+    lane, count = (
+        site.prover.read(site.env, atom) for atom in test.invars[:: 1 if test.primitive.name == "lt" else -1]
+    )
+    is_lane = isinstance(lane.owner, Common) and lane.range is not None and lane.range[0] >= 0
+    return {lane.number} if count.fact == ActiveCount() and is_lane else set()
 
 
 @rule("while", reads="body_jaxpr body_nconsts cond_jaxpr cond_nconsts")
@@ -166,6 +183,8 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         if bounds and limits:
             counters = {k: (bounds[0], limits[1])}
             stop = limits[1] if bound.range is None else max(bound.range[1], bounds[0] + 1)
+            if bound.fact == ActiveCount():
+                prover.active.add(index)
             counted = {
                 k: {"range": (bounds[0], stop - 1), "fact": _counted_fact(site, first[k], bound), "number": index}
             }
@@ -189,9 +208,11 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
     greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
-    if isinstance(test[0].owner, Mixed) and stops_by_lane(prover, condition, body, outer, inner, carry, greatest):
-        last = {} if greatest is None else {greatest.index: Value(test[0].owner)}
-        return [last.get(k, value) for k, value in enumerate(carry)]
+    if isinstance(test[0].owner, Mixed):
+        changed = stops_by_lane(prover, condition, body, outer, inner, carry, greatest)
+        if changed is not None:
+            # the last values of shared carries depend on the number of iterations
+            return [Value(test[0].owner) if k in changed else value for k, value in enumerate(carry)]
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
 
@@ -405,6 +426,9 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
     elif isinstance(value.fact, WithinLane) and value.fact == replace(
         value.fact, axis=0, shift=0, stride=1, window=None
     ):
+        token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
+        fact = replace(value.fact, axis=None, token=token)
+    elif isinstance(value.fact, TokenBound) and value.fact.axis == 0:
         token = _symbol_of_iteration(site, loop, LaneRows(0, packed=value.fact.layout), shape[0])
         fact = replace(value.fact, axis=None, token=token)
     elif isinstance(value.fact, Offsets) and value.fact.axis == 0 and value.fact.first in (0, 1):

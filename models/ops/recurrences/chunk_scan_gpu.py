@@ -1,8 +1,7 @@
 """GPU kernel: the sequential part of the chunked forms.
 
-`chunked_scan.scan_chunks` defines it. One program instance carries some rows of the state of one lane and value head,
-in the row of the lane or of its slot, through the chunks with real tokens, in registers. The products of tokens inside
-a chunk are computed earlier, for all chunks at once.
+Defined by `chunked_scan.scan_chunks`. One program instance carries some state rows of one lane and value head through
+the chunks with real tokens, in registers. Products inside chunks are computed earlier, all at once.
 """
 
 from functools import partial
@@ -19,30 +18,30 @@ from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 MAX_ROWS = 16
-"""Rows of the state of one program instance."""
+"""State rows of a program instance."""
 MAX_PART = 32
-"""Channels of the key in one product: each warp holds all of one operand."""
+"""Key channels in a product: each warp holds all of one operand."""
 MAX_KEY = 256
-"""Channels of the key; with more, an instance's rows do not fit into registers."""
+"""Key channels; more rows do not fit into registers."""
 MAX_CHUNKS = 32
-"""Chunks of a step: the proof follows the iterations of a kernel's loop one by one."""
+"""Chunks of a step: the proof follows a loop's iterations one by one."""
 
 
 class ScanOperands(NamedTuple):
     """Tokens in chunks; a key head serves one value head or several adjacent ones.
 
-    Keys and queries are `[lane, chunk, place, key_head, key]`, and padding tokens are not read; with `keys` they are
-    decayed by channel, `[chunk, lane, key_head, place, key]`.
+    Keys and queries are `[lane, chunk, place, key_head, key]`, without reads of padding; with `keys` they are decayed
+    by channel, `[chunk, lane, key_head, place, key]`.
 
     Attributes:
-        queries, reads: queries and keys for reads of the state before their chunk.
-        keys: keys for writes, decayed to the end of the chunk; None: `reads`.
-        decay: over the chunk, per channel of the key or one for all.
-        values: of the tokens; padding tokens are not read.
-        corrected: matrix from (values - read) to written values; None in SSD.
-        scores: of each token's query with each token's value.
-        since: factor of a token on its reads; None: 1.
-        until: factor of a token on its writes; None: 1.
+        queries, reads: for reads of the earlier state.
+        keys: for writes, decayed to the chunk's end; None: `reads`.
+        decay: over the chunk, per key channel or one for all.
+        values: of tokens; padding is not read.
+        corrected: (values - read) -> written values; None in SSD.
+        scores: of queries with values.
+        since: factor on reads; None: 1.
+        until: factor on writes; None: 1.
     """
 
     queries: Any
@@ -57,7 +56,7 @@ class ScanOperands(NamedTuple):
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
-    """Return the reason to reject the operands in chunks of this size, or None."""
+    """Return why the kernel rejects operands in such chunks, or None."""
     values, keys = inputs.state.shape[2:]
     if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
         return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"
@@ -76,14 +75,13 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
     """Carry some rows of the state of one lane and head through the chunks with real tokens.
 
     Args:
-        refs: in this order. Operands: the row of each lane, int32[lane], in full, if `by_slot`; fresh and lengths,
-            int32[lane], in full; the operands of `fields`, each [chunk, place, ..] of the lane and head, `decay`
-            [chunk, key] or in full; the state [value, key], or in full if `by_slot`. Results: the outputs [chunk,
-            place, value], zero at padding tokens; the new state, in the memory of the old one, if needed. Idle lanes
-            write no state.
-        by_slot: the state is a pool with the rows of the lanes anywhere.
-        fields: present fields of `ScanOperands`.
-        by_channel: one decay for each channel of the key.
+        refs: operands: lane rows, int32[lane], in full, if `by_slot`; fresh and lengths, int32[lane], in full;
+            `fields`, [chunk, place, ..] of lane and head, `decay` [chunk, key] or in full; state [value, key], or in
+            full if `by_slot`. Results: outputs [chunk, place, value], zero at padding; new state in the old one's
+            memory, if needed. Idle lanes write no state.
+        by_slot: the state is a pool.
+        fields: present ones of `ScanOperands`.
+        by_channel: a decay per key channel.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -138,7 +136,6 @@ def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_cha
 
 
 def _parts(keys: int) -> list[Any]:
-    """Cut the key into parts for separate products."""
     from jax.experimental import pallas as pl
 
     size = min(MAX_PART, keys)
@@ -152,9 +149,9 @@ def chunk_scan(
 
     Args:
         inputs: of the recurrence.
-        operands: its tokens in chunks; padding tokens change no state.
+        operands: tokens in chunks; padding changes no state.
         keep_state: write no new state.
-        interpret: run by Pallas' interpreter, on any platform.
+        interpret: by Pallas' interpreter.
 
     Returns:
         Outputs and the new state, None with `keep_state`.
@@ -215,20 +212,14 @@ def chunk_scan(
 
 
 def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head size"]:
-    """Cut the tokens of `[lane, token, head, size]` into chunks; pad the last chunk."""
+    """Cut the tokens of `[lane, token, head, size]` into padded chunks."""
     lanes, tokens = x.shape[:2]
     x = jnp.pad(x, [(0, 0), (0, -tokens % chunk), (0, 0), (0, 0)])
     return x.reshape((lanes, -1, chunk, *x.shape[2:]))
 
 
 def chunk_products_kernel(lengths: Any, queries: Any, keys: Any, *out: Any) -> None:
-    """Multiply the queries and keys of one chunk, lane and head with its keys.
-
-    Args:
-        lengths: int32[lane], in full.
-        queries, keys: [place, key].
-        out: [place, place] of queries and, if needed, of keys.
-    """
+    """Multiply the queries and keys of one chunk, lane and head with its keys."""
     from jax.experimental import pallas as pl  # takes a while to import
 
     places = queries.shape[0]
@@ -250,14 +241,7 @@ def chunk_products(
     both: bool,
     interpret: bool,
 ) -> list[Float32[Array, "chunk lane key_head place place"]]:
-    """Multiply each chunk's queries, and its keys, with its keys; zero for padding tokens.
-
-    Args:
-        inputs: of the recurrence.
-        queries, keys: its tokens in chunks.
-        both: also multiply keys.
-        interpret: run by Pallas' interpreter, on any platform.
-    """
+    """Multiply each chunk's queries, and if `both` its keys, with its keys; zero at padding."""
     from jax.experimental import pallas as pl
 
     lanes, count, places, heads, size = keys.shape

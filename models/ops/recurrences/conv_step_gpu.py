@@ -1,7 +1,6 @@
 """GPU kernel: a few tokens of a short convolution with activation, in place.
 
-`models.layers.short_conv` defines it. One program instance has some channels of one lane, in the row of the lane or of
-its slot.
+Defined by `models.layers.short_conv`. One program instance has some channels of one lane.
 """
 
 from collections.abc import Callable
@@ -19,11 +18,9 @@ from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.state.shapes import ConvState
 
 MAX_TOKENS = 16
-"""Unrolled tokens."""
 MAX_TAPS = 8
-"""Unrolled taps of each token."""
 MIN_CHANNELS = 16
-"""Minimum channels of one program instance, up to 512."""
+"""Channels of a program instance, up to 512."""
 
 
 def unsupported(inputs: ConvInputs) -> str | None:
@@ -43,13 +40,12 @@ def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callab
     """Convolve the tokens of some channels of one lane.
 
     Args:
-        refs: in this order. Operands: the row of each lane, int32[lane], in full, if `by_slot`; lengths and fresh,
-            int32[lane], in full; x [token, channel]; taps [channel, K]; the K-1 inputs before, [K-1, channel], or in
-            full if `by_slot`; the bias [channel], if `biased`. Results: the outputs [token, channel]; the new state,
-            in the memory of the old one, if needed. Idle lanes write no state.
-        by_slot: the state is a pool with the rows of the lanes anywhere.
-        biased: True with a bias.
-        activation: of the outputs.
+        refs: operands: lane rows, int32[lane], in full, if `by_slot`; lengths and fresh, int32[lane], in full; x
+            [token, channel]; taps [channel, K]; earlier inputs [K-1, channel], or in full if `by_slot`; bias [channel],
+            if `biased`. Results: outputs [token, channel]; new state in the old one's memory, if needed. Idle lanes
+            write no state.
+        by_slot: the state is a pool.
+        biased: with a bias.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
@@ -87,14 +83,12 @@ def conv_step(
     """Convolve a few tokens of every lane.
 
     Args:
-        inputs: operands of the step.
-        activation: of the outputs, elementwise.
+        activation: elementwise.
         keep_state: write no new state.
-        interpret: run by Pallas' interpreter, on any platform.
+        interpret: by Pallas' interpreter.
 
     Returns:
-        Outputs, zero at padding tokens, and the new state or None; a lane of length 0 keeps its row, as do rows
-        without a lane.
+        Outputs, zero at padding, and the new state or None; a lane of length 0 keeps its row.
     """
     from jax.experimental import pallas as pl
 

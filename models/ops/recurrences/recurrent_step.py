@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax import Array
+from jaxtyping import Float32
 
 from models.ops.recurrences.recurrence import (
     RecurrenceForm,
@@ -33,6 +35,24 @@ def with_surroundings(
     if not _for_gpus(inputs):
         return None
     return recurrent_step(inputs, surroundings, keep_state=keep_state, interpret=inputs.devices.interpret)
+
+
+def with_channels(
+    inputs: RecurrenceInputs, channels: Float32[Array, "lane token channel"], key_heads: int, keep_state: bool
+) -> RecurrenceOutputs | None:
+    """Run a few tokens of the delta rule on the outputs of their convolution by one kernel, or return None.
+
+    Args:
+        inputs: operands of the step; the kernel computes the queries, keys and values again.
+        channels: queries, keys and values of all heads, without norm.
+        key_heads: number, of queries and of keys.
+        keep_state: write no new state.
+    """
+    values, keys = inputs.state.shape[2:]
+    if not _for_gpus(inputs) or 2 * key_heads * keys % values:
+        return None
+    devices = inputs.devices
+    return recurrent_step(inputs, None, channels, key_heads, keep_state=keep_state, interpret=devices.interpret)
 
 
 def by_kernel(plain: RecurrenceForm, inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:

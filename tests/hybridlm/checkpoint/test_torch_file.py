@@ -49,11 +49,11 @@ def tensor(
     shape: tuple[int, ...] = (4, 3),
     strides: tuple[int, ...] = (3, 1),
     offset: int = 0,
-    held: bytes | None = None,
+    content: bytes | None = None,
     hooks: bytes = ORDERED,
 ) -> bytes:
     sizes = (group(*map(number, values)) for values in (shape, strides))
-    parts = (storage() if held is None else held, number(offset), *sizes, b"\x89", hooks)
+    parts = (storage() if content is None else content, number(offset), *sizes, b"\x89", hooks)
     return name("torch._utils", "_rebuild_tensor_v2") + group(*parts) + b"R"
 
 
@@ -137,10 +137,10 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "too long": (state_dict(a=tensor((5, 3), (3, 1))), "a tensor [5, 3] from 0, in a storage of 12 numbers"),
     "behind": (state_dict(a=tensor(offset=1)), "a tensor [4, 3] from 1"),
     "negative": (state_dict(a=tensor(offset=-1)), "with other arguments"),
-    "boolean": (state_dict(a=tensor(held=storage(count=12), hooks=b"\x89")), "with other arguments"),
-    "storage": (state_dict(a=tensor(held=number(1))), "with other arguments"),
-    "no storage": (state_dict(a=tensor(held=group(text("x")) + b"Q")), "a persistent id a tuple"),
-    "storage class": (state_dict(a=tensor(held=storage(kind=ORDERED))), "a persistent id"),
+    "boolean": (state_dict(a=tensor(content=storage(count=12), hooks=b"\x89")), "with other arguments"),
+    "storage": (state_dict(a=tensor(content=number(1))), "with other arguments"),
+    "no storage": (state_dict(a=tensor(content=group(text("x")) + b"Q")), "a persistent id a tuple"),
+    "storage class": (state_dict(a=tensor(content=storage(kind=ORDERED))), "a persistent id"),
     "call of a text": (state_dict(a=text("x") + b")R"), "a call of a str"),
     "call of a class": (state_dict(a=FLOATS + b")R"), "a call of torch.FloatStorage"),
     "items of a text": (b"\x80\x02" + text("x") * 3 + b"s.", "items of a str"),

@@ -91,10 +91,12 @@ def test_lines_of_the_documentation_exchange_nothing(tmp_path: Path, root: Path)
     exec(lines, message)
     rng = np.random.default_rng(0)
     tokens, positions = rng.integers(0, 60, (LANES, 1)).astype(np.int32), np.arange(LANES, dtype=np.int32)
-    state = jax.tree.map(jnp.asarray, lm.model.init_state(LANES, 64, jnp.float32))
-    logits, final = jax.jit(message["step"])(message["params"], tokens, positions, state)
-    full = tokens, positions, state
-    tree = jax.tree.map(lambda item: item.reshape(DEVICES, EACH, *item.shape[1:]), full)
+    device_state = lm.model.init_state(EACH, 64, jnp.float32)
+    full = tokens, positions, jax.tree.map(lambda leaf: jnp.concatenate([leaf] * DEVICES), device_state)
+    tree = jax.tree.map(lambda item: item.reshape(DEVICES, -1, *item.shape[1:]), full)
+    parts = (jax.tree.map(lambda item, device=device: item[device], tree) for device in range(DEVICES))
+    results = [jax.jit(message["step"])(message["params"], *part) for part in parts]
+    logits, final = jax.tree.map(lambda *items: np.concatenate(items), *results)
     for name, settings in (("over_data", full), ("mapped", tree)):
         assert collectives_in(message[name].lower(message["params"], *settings).compile().as_text()) == []
         result = message[name](message["params"], *settings)

@@ -93,10 +93,10 @@ def test_texts_begin_while_pages_fit(lm: hybridlm.LM, narrow: hybridlm.LM, monke
     """Scores have the bits of a run with pages for all; at most two texts of one page are read at a time."""
     texts = [prompt(count, count) for count in (120, 100, 250, 30, 90, 200, 128, 129)]
     texts += [[*prompt(64, 5), *prompt(9, i)] for i in range(4)]  # they begin alike
-    most, right = list[int](), type(narrow.engine).run
+    counts, right = list[int](), type(narrow.engine).run
 
     def recorded(self: Any, shape: Any, pool: Any, *args: Any, **options: Any) -> Any:
-        most.append(len(pool.owner.held))
+        counts.append(len(pool.owner.held))
         pool.check_integrity()
         return right(self, shape, pool, *args, **options)
 

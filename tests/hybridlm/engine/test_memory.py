@@ -66,9 +66,9 @@ def test_what_would_fit_is_the_most_that_fits() -> None:
     available = 100 * MB + 43 * MB
     with pytest.raises(InsufficientMemory, match="not fit: weights 104.9 MB") as raised:
         demand().require(available)
-    found = re.search(r"; lanes=(\d+) or context=(\d+) or cache=(\d+) would fit$", str(raised.value))
-    assert found is not None
-    lanes, context, cache = map(int, found.groups())
+    match = re.search(r"; lanes=(\d+) or context=(\d+) or cache=(\d+) would fit$", str(raised.value))
+    assert match is not None
+    lanes, context, cache = map(int, match.groups())
     fits = lambda lanes, context, cache=10**9: 100 * MB + pools(lanes, context, cache // 128) <= available
     assert fits(lanes, 4096) and not fits(lanes + 1, 4096)
     assert fits(8, context) and not fits(8, context + 128)
@@ -99,12 +99,12 @@ def test_over_a_mesh_bytes_are_those_of_each_device(text_lm: hybridlm.LM, monkey
     monkeypatch.setattr(Demand, "require", lambda self, available: demands.append(self))
     hybridlm.load(text_lm.path, lanes=8, context=256)
     hybridlm.load(text_lm.path, lanes=8, context=256, mesh=hybridlm.mesh(data=4))
-    whole, each = demands
-    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (whole.lanes, whole.scoring) == (8, 4)
+    demand, each = demands
+    assert (each.lanes, each.scoring, each.devices) == (2, 1, 4) and (demand.lanes, demand.scoring) == (8, 4)
     assert (each.row, each.page) == (
-        whole.row,
-        whole.page,
-    ) and whole.weights // 4 - 64 <= each.weights <= whole.weights // 4
+        demand.row,
+        demand.page,
+    ) and demand.weights // 4 - 64 <= each.weights <= demand.weights // 4
     monkeypatch.undo()
     memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
     assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3

@@ -110,9 +110,9 @@ def test_a_span_begins_with_the_last_position_of_the_one_before(agreeing: hybrid
         first = snapshot.spans[0].buffer
         first.arrays = tuple(array.at[:, 6].set(jnp.nan) for array in map(jnp.asarray, first.arrays))
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
-    for one, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
-        if one.positions is not None:
-            assert np.isfinite(np.moveaxis(np.asarray(leaf), one.positions + 1, 1)[1][: len(prompt)]).all()
+    for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
+        if layout.positions is not None:
+            assert np.isfinite(np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1][: len(prompt)]).all()
 
 
 @pytest.mark.long

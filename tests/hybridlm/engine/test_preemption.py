@@ -58,20 +58,20 @@ def request_of(rng: random.Random, kinds: tuple[dict[str, Any], ...]) -> Asked:
     return prompt, settings | rng.choice(kinds)
 
 
-def submit(lm: hybridlm.LM, session: hybridlm.Session, index: int, asked: Asked, priority: int = 0) -> None:
-    prompt, settings = asked
+def submit(lm: hybridlm.LM, session: hybridlm.Session, index: int, request: Asked, priority: int = 0) -> None:
+    prompt, settings = request
     session.add(lm.text_model.inputs.request(index, prompt, hybridlm.SamplingParams(**settings), priority))
 
 
 def alone(lm: hybridlm.LM, requests: list[Asked]) -> list[Completion]:
     """Every request in a session with no other, under its number."""
-    before, completions = lm.stats["preemptions"], []
-    for index, asked in enumerate(requests):
+    preemptions, completions = lm.stats["preemptions"], []
+    for index, request in enumerate(requests):
         with lm.session(speculate=None) as session:
-            submit(lm, session, index, asked)
+            submit(lm, session, index, request)
             while session.busy:
                 completions += [event.completion for event in session.step() if event.completion is not None]
-    assert lm.stats["preemptions"] == before
+    assert lm.stats["preemptions"] == preemptions
     return completions
 
 
@@ -79,30 +79,30 @@ def traffic(
     lm: hybridlm.LM, requests: list[Asked], rng: random.Random, arrivals: float = 0.3, **options: Any
 ) -> tuple[dict[int, Completion], int]:
     """Let requests join at random steps, cancel some; return completions and the number of preemptions."""
-    before, done = lm.stats["preemptions"], dict[int, Completion]()
+    preemptions, completions = lm.stats["preemptions"], dict[int, Completion]()
     events: dict[int, list[int]] = {}
     with lm.session(**options) as session:
         waiting = list(enumerate(requests))
         while waiting or session.busy:
             while waiting and rng.random() < arrivals:
-                index, asked = waiting.pop(0)
-                submit(lm, session, index, asked, priority=rng.choice((0, 0, 0, 1)))
+                index, request = waiting.pop(0)
+                submit(lm, session, index, request, priority=rng.choice((0, 0, 0, 1)))
             if session._alive and rng.random() < 0.02:
                 session.cancel(rng.choice(list(session._alive)))
             for event in session.step():
                 events.setdefault(event.index, []).extend([] if event.token is None else [event.token])
                 if event.completion is not None:
-                    done[event.index] = event.completion
+                    completions[event.index] = event.completion
             session.check_integrity()
-    for index, completion in done.items():
+    for index, completion in completions.items():
         assert events.get(index, []) == completion.token_ids, "each token is an event, once"
-    return done, lm.stats["preemptions"] - before
+    return completions, lm.stats["preemptions"] - preemptions
 
 
-def compare(done: dict[int, Completion], want: list[Completion]) -> None:
-    assert sorted(done) == list(range(len(want)))
+def compare(completions: dict[int, Completion], want: list[Completion]) -> None:
+    assert sorted(completions) == list(range(len(want)))
     for index, expected in enumerate(want):
-        got = done[index]
+        got = completions[index]
         if got.finish_reason == "cancelled":
             assert got.token_ids == expected.token_ids[: len(got.token_ids)]
             continue
@@ -118,8 +118,8 @@ def run(lm: hybridlm.LM, seed: int, count: int = 20, kinds: tuple[dict[str, Any]
     """Compare random traffic with solo runs; return the number of preemptions."""
     rng = random.Random(seed)
     requests = [request_of(rng, kinds) for _ in range(count)]
-    done, preempted = traffic(lm, requests, rng, **options)
-    compare(done, alone(lm, requests))
+    completions, preempted = traffic(lm, requests, rng, **options)
+    compare(completions, alone(lm, requests))
     return preempted
 
 
@@ -160,10 +160,10 @@ def test_drafts_survive_preemptions(lm: hybridlm.LM, monkeypatch: pytest.MonkeyP
     """Drafts need pages, too; how many were accepted is known before a sequence is preempted."""
     monkeypatch.setattr(Speculation, "always", True)
     requests: list[Asked] = [(prompt(122 - i, i), {"max_tokens": 30, **PLAIN}) for i in range(5)]
-    want, before = alone(lm, requests), lm.stats
-    done, preempted = traffic(lm, requests, random.Random(1), arrivals=1.0, speculate=Known(want))
-    compare(done, want)
-    drafted, accepted = (lm.stats[name] - before[name] for name in ("drafted_tokens", "accepted_tokens"))
+    want, initial_stats = alone(lm, requests), lm.stats
+    completions, preempted = traffic(lm, requests, random.Random(1), arrivals=1.0, speculate=Known(want))
+    compare(completions, want)
+    drafted, accepted = (lm.stats[name] - initial_stats[name] for name in ("drafted_tokens", "accepted_tokens"))
     assert preempted >= 1 and 0 < accepted < drafted
 
 
@@ -224,10 +224,10 @@ def test_no_sequence_overtakes_the_one_that_waits_for_pages(lm: hybridlm.LM) -> 
 
 
 def test_one_warning_for_a_run_says_how_to_get_more(lm: hybridlm.LM) -> None:
-    before = lm.stats["preemptions"]
+    preemptions = lm.stats["preemptions"]
     with pytest.warns(UserWarning, match=r"all 640 positions of the KV cache .* load\(cache=\)") as caught:
         lm.generate([prompt(122, i) for i in range(4)], max_tokens=30, **PLAIN)
-    assert lm.stats["preemptions"] > before + 1
+    assert lm.stats["preemptions"] > preemptions + 1
     assert len([warning for warning in caught if FULL in str(warning.message)]) == 1
 
 
@@ -253,8 +253,8 @@ def test_a_cancelled_sequence_gives_its_pages_back(lm: hybridlm.LM) -> None:
 def test_a_preempted_sequence_continues_from_its_cached_state(lm: hybridlm.LM) -> None:
     cached = hybridlm.load(lm.path, prefix_cache="2MB", **SETTINGS)
     requests: list[Asked] = [(prompt(122, i), {"max_tokens": 25, **PLAIN}) for i in range(4)]
-    done, preempted = traffic(cached, requests, random.Random(0))
-    compare(done, alone(lm, requests))
+    completions, preempted = traffic(cached, requests, random.Random(0))
+    compare(completions, alone(lm, requests))
     assert preempted >= 1 and cached.stats["prefix_hits"] >= preempted
 
 
@@ -264,20 +264,20 @@ def test_reads_and_changes_inside_the_model_survive_preemptions(lm: hybridlm.LM)
     change = hybridlm.Intervention.scale_state(layer=0, factor=0.5, positions=[4, 125])
     options: dict[str, Any] = {"hidden_states": [1], "states": True, "positions": "all", "interventions": [change]}
 
-    def run_all(together: bool) -> list[Completion]:
-        done = dict[int, Completion]()
-        for group in ([0, 1, 2],) if together else ([0], [1], [2]):
+    def run_all(batched: bool) -> list[Completion]:
+        results = dict[int, Completion]()
+        for group in ([0, 1, 2],) if batched else ([0], [1], [2]):
             with lm.session(speculate=None) as session:
                 numbers = {session.submit(prompt(122, i), max_tokens=20, **PLAIN, **options): i for i in group}
                 while session.busy:
                     for event in session.step():
                         if event.completion is not None:
-                            done[numbers[event.index]] = event.completion
-        return [done[i] for i in range(3)]
+                            results[numbers[event.index]] = event.completion
+        return [results[i] for i in range(3)]
 
-    before = lm.stats["preemptions"]
+    preemptions = lm.stats["preemptions"]
     want, got = run_all(False), run_all(True)
-    assert lm.stats["preemptions"] > before
+    assert lm.stats["preemptions"] > preemptions
     for completion, expected in zip(got, want, strict=True):
         assert completion.token_ids == expected.token_ids and completion.captured is not None
         assert expected.captured is not None
@@ -294,8 +294,8 @@ def test_on_a_mesh_a_sequence_of_the_same_device_is_preempted(lm: hybridlm.LM) -
     """Four rows and three pages on each of two devices."""
     split = hybridlm.load(lm.path, mesh=hybridlm.mesh(data=2), **SETTINGS | {"cache": 6 * KV_BLOCK, "lanes": 8})
     requests: list[Asked] = [(prompt(122, i), {"max_tokens": 20, **PLAIN}) for i in range(9)]
-    done, preempted = traffic(split, requests, random.Random(3))
-    compare(done, alone(split, requests))
+    completions, preempted = traffic(split, requests, random.Random(3))
+    compare(completions, alone(split, requests))
     assert preempted >= 2
 
 
@@ -303,6 +303,6 @@ def test_on_a_mesh_a_sequence_of_the_same_device_is_preempted(lm: hybridlm.LM) -
 def test_the_sanitizer_finds_nothing_wrong(lm: hybridlm.LM) -> None:
     sanitized = hybridlm.load(lm.path, sanitize=True, **SETTINGS | {"certify": "error"})
     requests: list[Asked] = [(prompt(122, i), {"max_tokens": 15, **PLAIN}) for i in range(3)]
-    done, preempted = traffic(sanitized, requests, random.Random(5))
-    compare(done, alone(lm, requests))
+    completions, preempted = traffic(sanitized, requests, random.Random(5))
+    compare(completions, alone(lm, requests))
     assert preempted >= 1

@@ -183,7 +183,7 @@ def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
     engine = abstract_engine(
         Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=2, context=128, dtype="float32", chunk=4)
     )
-    shape = engine.moves.shapes(2)[0]
+    shape = engine.moves.shapes(2, engine.pages(2))[0]
     planned = engine.planned(shape)
     step, contract = engine.programs.step(shape)
     compiled: CompiledStep = compile_step(step, engine.example_arguments(shape), contract, passes=PASSES)
@@ -235,7 +235,7 @@ def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_run
 def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """Out of a pool of 8 rows of the real sizes, and back into it."""
     engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
-    shapes = engine.moves.shapes(8)
+    shapes = engine.moves.shapes(8, engine.pages(8))
     assert len(shapes) == 4
     for shape in shapes:
         step = engine.planned(shape)

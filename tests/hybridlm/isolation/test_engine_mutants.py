@@ -86,9 +86,9 @@ def alone_in_pages(paged_lm: hybridlm.LM) -> list[traffic.Alone]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*was preempted after")
 def test_nothing_is_wrong_with_the_pages(paged_lm: hybridlm.LM, alone_in_pages: list[traffic.Alone]) -> None:
-    before = paged_lm.stats["preemptions"]
+    preemptions = paged_lm.stats["preemptions"]
     assert traffic.finder(paged_lm, alone_in_pages) is None
-    assert paged_lm.stats["preemptions"] > before
+    assert paged_lm.stats["preemptions"] > preemptions
 
 
 @pytest.mark.slow

@@ -115,9 +115,9 @@ def from_neighbour(step: Step) -> Step:
     """Every lane's state is the next lane's."""
 
     def wrong(params, pools, inputs):
-        before, behind = np.roll(np.arange(LANES), 1), np.roll(np.arange(LANES), -1)
-        out, new = step(params, jax.tree.map(lambda leaf: _lanes_from(leaf, before), pools), inputs)
-        return out, jax.tree.map(lambda leaf: _lanes_from(leaf, behind), new)
+        left_lanes, right_lanes = np.roll(np.arange(LANES), 1), np.roll(np.arange(LANES), -1)
+        out, new = step(params, jax.tree.map(lambda leaf: _lanes_from(leaf, left_lanes), pools), inputs)
+        return out, jax.tree.map(lambda leaf: _lanes_from(leaf, right_lanes), new)
 
     return wrong
 
@@ -189,13 +189,13 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
 
 
 def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
-    """The other lanes' rows are NaN, as is the embedding of their tokens and padding."""
-    assert not lm.config.tied
+    """The other lanes' rows are NaN, as is the embedding of their tokens and padding unless it is the head, too."""
     *_, run = program(lm, shape)
     params, pools, inputs = arguments(lm, shape)
     lengths = inputs.batch.lengths
     where = list(lm.params).index("embed_tokens")
-    poisoned = tuple(p.at[0].set(jnp.nan) if i == where else p for i, p in enumerate(params))
+    changed = where if not lm.config.tied else -1
+    poisoned = tuple(p.at[0].set(jnp.nan) if i == changed else p for i, p in enumerate(params))
     lane = 1
     mask = np.arange(LANES) != lane
 

@@ -31,8 +31,8 @@ def test_places_of_a_page_are_copied(to: int, first: int, count: int) -> None:
     source, target = pool(3), pool(2, sign=-1)
     operands = scalars(2, 1, first, count, to)
     (got,) = copy_places(AXES)(tuple(map(jnp.array, target)), tuple(map(jnp.array, source)), *operands)
-    for array, before, page, axis in zip(got, target, source, AXES, strict=True):
-        expected = np.moveaxis(before.copy(), axis + 1, 1)
+    for array, initial, page, axis in zip(got, target, source, AXES, strict=True):
+        expected = np.moveaxis(initial.copy(), axis + 1, 1)
         expected[1, to : to + count] = np.moveaxis(page, axis + 1, 1)[2, first : first + count]
         assert np.array_equal(np.moveaxis(np.asarray(array), axis + 1, 1), expected)
 

@@ -24,15 +24,20 @@ MODELS = [
     ("next_dense_layers", True), ("falcon_base", False), ("sparse_base", True), ("lfm2_moe_base", False),
     ("kimi_base", False), ("ling_base", False), ("falcon_mamba_base", False), ("jamba_base", False),
     ("nemotron_latent", False), ("granite_experts", False), ("bamba_base", False), ("mamba2_base", False),
-    ("olmo_base", False),
+    ("olmo_base", False), ("zamba2_base", False),
 ]  # fmt: skip
 """A model of each kind of layer, and whether it has its MTP head."""
 KERNELS = ["auto", "off"]
 
 
+def page_count(model: SteppedModel) -> int:
+    """Return a page for each row and the null page; 0 without KV caches."""
+    return 1 + ROWS if model.arrays.blocks(1) else 0
+
+
 def rows_of(model: SteppedModel) -> Rows:
     """A pool of random rows for the lanes, and of NaN for those that no lane with tokens has."""
-    rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, model.arrays.pages(ROWS, 1))
+    rng, pool = np.random.default_rng(1), model.arrays.abstract(ROWS, page_count(model))
     unused = np.array(sorted({*range(ROWS)} - {*SLOTS.tolist()} | {int(SLOTS[IDLE])}))
 
     def drawn(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -84,13 +89,13 @@ def in_order(pool: Rows) -> Rows:
 
 def check_rows(pool: Rows, results: Rows, ordered: Rows) -> None:
     """Check the lanes' rows against a step with row i of lane i, and all others against the pool before."""
-    others = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
+    rows = [row for row in range(ROWS) if row not in SLOTS or row == SLOTS[IDLE]]
     leaves = (jax.tree_util.tree_leaves_with_path(pool), *map(jax.tree.leaves, (results, ordered)))
     for (path, old), new, expected in zip(*leaves, strict=True):
         null = len(old) - ROWS
         assert new[:null].tobytes() == old[:null].tobytes(), path
         old, new, expected = old[null:], new[null:], expected[null:]
-        assert new[others].tobytes() == old[others].tobytes(), path
+        assert new[rows].tobytes() == old[rows].tobytes(), path
         assert new[SLOTS].tobytes() == expected[:LANES].tobytes(), path
         active = np.delete(SLOTS, IDLE)
         assert new[active].tobytes() != old[active].tobytes() or path[0].name == "token", path
@@ -109,7 +114,7 @@ def busy(outputs: Any) -> list[np.ndarray]:
 def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
     model: SteppedModel, case: tuple[str, bool], step: Any, tokens: int
 ) -> None:
-    pages = model.arrays.pages(ROWS, 1)
+    pages = page_count(model)
     pool, drafts = rows_of(model), 2 if case[1] and step in ("generate", "verify") else 0
     inputs = inputs_of(step, tokens, SLOTS, pages > 0)
     shape = Shape.of(inputs, ROWS, pages, mtp_drafts=drafts)
@@ -130,7 +135,7 @@ def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
 @pytest.mark.slow
 @pytest.mark.each_value
 def test_states_are_edited_in_the_rows_of_the_lanes(model: SteppedModel) -> None:
-    pool, pages = rows_of(model), model.arrays.pages(ROWS, 1)
+    pool, pages = rows_of(model), page_count(model)
     edits: Any = no_edits(LANES, types_in(model.structure, pool))
     site = state_sites(model.structure)[0]
     edit = edits[site.array]

@@ -140,10 +140,10 @@ def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, n
     for lane in range(steps.lanes):
         rows, lanes = scene.rows, scene.lanes
         if neighbours == "nan":
-            others = np.arange(steps.lanes) != lane
+            mask = np.arange(steps.lanes) != lane
 
-            def poisoned(x: np.ndarray, others: np.ndarray = others) -> np.ndarray:
-                return np.where(others.reshape((-1,) + (1,) * (x.ndim - 1)), x.dtype.type(np.nan), x)
+            def poisoned(x: np.ndarray, mask: np.ndarray = mask) -> np.ndarray:
+                return np.where(mask.reshape((-1,) + (1,) * (x.ndim - 1)), x.dtype.type(np.nan), x)
 
             filled = jax.tree.map(lambda x: of_lanes(x, steps.lanes, poisoned), rows.layers)
             rows = rows._replace(layers=filled)
@@ -152,7 +152,7 @@ def test_a_lane_does_not_depend_on_its_batch_mates(steps: Steps, scene: Scene, n
             lanes = [lane_now if i == lane else other for i, lane_now in enumerate(lanes)]
         result = steps.verify(rows, lanes)
         jax.tree.map(
-            lambda got, same, i=lane: check_same(by_lane(got, steps.lanes)[i], by_lane(same, steps.lanes)[i]),
+            lambda got, expected, i=lane: check_same(by_lane(got, steps.lanes)[i], by_lane(expected, steps.lanes)[i]),
             result, want,
         )  # fmt: skip
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
+from jax_settings import jax_settings
 
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.config import EngineConfig
@@ -34,10 +34,8 @@ SIZES: dict[str, Any] = {"lanes": 4, "context": 64, "chunk": 8, "dtype": "float3
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path) -> Iterator[None]:
-    previous_cache = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", previous_cache)
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path / "cache")):
+        yield
 
 
 def engine(name: str, target: str, **sizes: Any) -> Engine:

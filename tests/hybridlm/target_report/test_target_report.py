@@ -17,6 +17,7 @@ import jax
 import pytest
 from gguf_checkpoint import OF, write_gguf
 from jax.experimental import topologies
+from jax_settings import jax_settings
 from typer.testing import CliRunner, Result
 
 from hybridlm.checkpoint.quantise import Recipe
@@ -64,10 +65,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
 
     monkeypatch.setattr(topologies, "get_topology_desc", topology)
-    previous_cache = jax.config.values["jax_compilation_cache_dir"]
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "cache"))
-    yield
-    jax.config.update("jax_compilation_cache_dir", previous_cache)
+    with jax_settings(jax_compilation_cache_dir=str(tmp_path / "cache")):
+        yield
 
 
 def engine(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax_settings import jax_settings
 
 from ir_passes import CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
 from ir_passes.compile.proving import CertificationWarning
@@ -57,12 +58,8 @@ def never() -> CompiledStep:
 @pytest.fixture(autouse=True, scope="module")
 def no_cache_of_jax() -> Any:
     """XLA:CPU does not write all of a program that JAX took from its cache."""
-    initial = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore[attr-defined]
-    yield
-    jax.config.update("jax_enable_compilation_cache", initial)
-    jax.experimental.compilation_cache.compilation_cache.reset_cache()  # type: ignore[attr-defined]
+    with jax_settings(jax_enable_compilation_cache=False):
+        yield
 
 
 @pytest.fixture(scope="module")

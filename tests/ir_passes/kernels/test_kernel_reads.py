@@ -154,11 +154,11 @@ def rows_kernel(slots: Any, state: Any, out: Any, new: Any, *, all_rows: bool) -
 
 def doubled(all_rows: bool) -> KernelReads:
     """A kernel over the rows of lanes in a pool, which declares the rows of the lanes only."""
-    whole, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), WIDTH), lambda lane: (lane, 0))
+    operand, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), WIDTH), lambda lane: (lane, 0))
     pool = array(ROWS, WIDTH)
     run = gpu_call(
         partial(rows_kernel, all_rows=all_rows),
-        pl.GridSpec(grid=(LANES,), in_specs=[whole, whole], out_specs=[row, whole]),
+        pl.GridSpec(grid=(LANES,), in_specs=[operand, operand], out_specs=[row, operand]),
         [array(LANES, WIDTH), pool],
         interpret=False,
         reads={1: LANES * WIDTH * 4},
@@ -230,15 +230,15 @@ def test_prompts_read_the_chunks_of_their_lengths(lengths: tuple[int, ...]) -> N
     pool = array(9, heads, size, size)
     types = array(lanes, tokens, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_), *[vectors] * 3, gates, gates, pool
     types += (array(lanes, dtype=jnp.int32),)
-    known = valid, np.zeros(lanes, bool), *[None] * 7
-    (result,) = [item for item in kernel_reads(jax.make_jaxpr(run)(*types), known) if "scan" in item.name]
+    values = valid, np.zeros(lanes, bool), *[None] * 7
+    (result,) = [item for item in kernel_reads(jax.make_jaxpr(run)(*types), values) if "scan" in item.name]
     chunks = sum(-(-length // chunk) for length in lengths)
     places = (lanes, tokens // chunk, chunk, heads, size)
     numbers = [number for number, shape in enumerate(result.shapes) if shape == places]
     tiles = size // MAX_ROWS
-    once = 4 * chunks * chunk * heads * size
+    tile_bytes = 4 * chunks * chunk * heads * size
     # keys in products, of reads and of writes, and queries are read by each tile; a tile reads its part of the values
-    assert [result.loaded[number] for number in numbers] == [tiles * once, 2 * tiles * once, once]
+    assert [result.loaded[number] for number in numbers] == [tiles * tile_bytes, 2 * tiles * tile_bytes, tile_bytes]
     row = 4 * heads * size * size
     assert result.loaded[result.shapes.index(pool.shape)] == lanes * row
     assert result.stored == (4 * lanes * tokens * heads * size, lanes * row)

@@ -86,7 +86,7 @@ def test_predictions_for_many_random_forms_hold(block: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(20))
 def test_predictions_for_many_random_layouts_hold(block: int) -> None:
     seeds = range(100 + 100 * block, 200 + 100 * block)
     assert [fault for seed in seeds for fault in broken(random_layout(seed, 8 + seed % 16), range(2))] == []
@@ -94,10 +94,12 @@ def test_predictions_for_many_random_layouts_hold(block: int) -> None:
 
 def test_random_layouts_are_varied() -> None:
     facts = Counter[str]()
-    for seed in range(LAYOUTS, LAYOUTS + 10):
+    for seed in range(LAYOUTS, LAYOUTS + 20):
         predicted = predictions(Subject(random_layout(seed), range(1))).values()
         facts.update(type(value.fact).__name__ for _, _, value, _ in predicted)
-    assert all(facts[name] for name in ("SegmentIds", "Offsets", "SameLane", "PageEntry")), facts
+    assert all(facts[name] for name in ("SegmentIds", "Offsets", "SameLane", "PageEntry", "TilePlaces", "TokenSpan")), (
+        facts
+    )
 
 
 def test_random_calls_are_varied() -> None:

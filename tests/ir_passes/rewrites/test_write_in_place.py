@@ -70,8 +70,8 @@ def old_state_returned(state, x):
 
 
 def one_hot_write(cache, x, places):
-    here = (jnp.arange(POSITIONS)[None] == places[:, None])[..., None]
-    cache = jnp.where(here, x[:, None], cache)
+    mask = (jnp.arange(POSITIONS)[None] == places[:, None])[..., None]
+    cache = jnp.where(mask, x[:, None], cache)
     return cache.sum(1), cache
 
 
@@ -85,9 +85,9 @@ def row_caches_by_vmap(cache, x, places):
 def layers_in_a_scan(caches, x, places, weights):
     def layer(x, of):
         cache, w = of
-        before = cache.sum(1)
+        total = cache.sum(1)
         cache = cache.at[jnp.arange(LANES), places].set(x)
-        return x + (before + cache.sum(1)) @ w, cache
+        return x + (total + cache.sum(1)) @ w, cache
 
     return lax.scan(layer, x, (caches, weights))
 

@@ -125,10 +125,12 @@ def test_pages_in_any_order(kind: str, dtype: Any, devices: Devices) -> None:
     """Pages that no lane names keep their bits, and those of NaN have no influence."""
     operands = inputs(kind, 3, dtype)
     pool = by_page(operands)
-    (result, caches), (expected, own) = (jax.jit(partial(operation, kind, devices))(x) for x in (pool, operands))
+    (result, caches), (expected, expected_caches) = (
+        jax.jit(partial(operation, kind, devices))(x) for x in (pool, operands)
+    )
     np.testing.assert_array_equal(result, expected)
     pages = MOVED[BUSY].ravel()
-    for initial, final, own_final in zip(*map(jax.tree.leaves, (pool.caches, caches, own)), strict=True):
+    for initial, final, own_final in zip(*map(jax.tree.leaves, (pool.caches, caches, expected_caches)), strict=True):
         lanes = own_final[1:].reshape(-1, BLOCKS, *own_final.shape[1:])[BUSY]
         same(final, initial.at[pages].set(lanes.reshape(-1, *own_final.shape[1:])))
 
@@ -140,8 +142,10 @@ def test_tokens_without_a_page_are_not_written() -> None:
     table = operands.pages.at[last].set(0)
     for devices in (HERE, Devices()):
         _, caches = jax.jit(partial(operation, "grouped", devices))(operands._replace(pages=table))
-        _, whole = jax.jit(partial(operation, "grouped", devices))(operands)
-        for initial, final, written in zip(*map(jax.tree.leaves, (operands.caches, caches, whole)), strict=True):
+        _, written_caches = jax.jit(partial(operation, "grouped", devices))(operands)
+        for initial, final, written in zip(
+            *map(jax.tree.leaves, (operands.caches, caches, written_caches)), strict=True
+        ):
             same(final, written.at[MOVED[last]].set(initial[MOVED[last]]))
 
 
@@ -173,21 +177,21 @@ def test_tokens_together_and_one_by_one(kind: str) -> None:
 def test_lanes_keep_their_bits(kind: str) -> None:
     """Bits alone, in a batch, and next to poisoned lanes are equal."""
     operands = inputs(kind, 3)
-    expected, own = kernel(kind, operands), np.asarray(operands.pages)
+    expected, table = kernel(kind, operands), np.asarray(operands.pages)
     lanes = range(len(POSITIONS))
     for lane, other in itertools.product(lanes, (jnp.nan, jnp.inf)):
         poisoned = jax.tree.map(lambda x, lane=lane, other=other: x.at[lane].set(other), operands[:3])
-        caches = jax.tree.map(lambda x, lane=lane, other=other: x.at[own[lane]].set(other), operands.caches)
+        caches = jax.tree.map(lambda x, lane=lane, other=other: x.at[table[lane]].set(other), operands.caches)
         neighbours = np.delete(np.array(lanes), lane)
         out, pools = kernel(kind, of(*poisoned, caches, *operands[4:]))
         same(out[neighbours], expected[0][neighbours])
-        pages = own[neighbours].ravel()
+        pages = table[neighbours].ravel()
         same(*(jax.tree.map(lambda x, pages=pages: x[pages], item) for item in (pools, expected[1])))
     for lane in lanes:
         part = jax.tree.map(lambda x, lane=lane: x[lane : lane + 1], operands._replace(caches=()))
         out, pools = kernel(kind, part._replace(caches=operands.caches))
         same(out, expected[0][lane : lane + 1])
-        same(*(jax.tree.map(lambda x, lane=lane: x[own[lane]], item) for item in (pools, expected[1])))
+        same(*(jax.tree.map(lambda x, lane=lane: x[table[lane]], item) for item in (pools, expected[1])))
 
 
 def test_attention_chooses_it() -> None:

@@ -55,8 +55,8 @@ def scattered(cache: KVCache, pages: jax.Array) -> tuple[KVCache, jax.Array]:
     """A pool with the pages of the lanes in another order, beside pages of NaN; a lane without tokens has none."""
     moved = np.random.default_rng(3).permutation(np.arange(1, pages.size + 4))[: pages.size].astype(np.int32)
 
-    def pool(own: jax.Array) -> jax.Array:
-        return jnp.full((pages.size + 4, *own.shape[1:]), jnp.nan, own.dtype).at[moved].set(own[1:])
+    def pool(array: jax.Array) -> jax.Array:
+        return jnp.full((pages.size + 4, *array.shape[1:]), jnp.nan, array.dtype).at[moved].set(array[1:])
 
     return jax.tree.map(pool, cache), jnp.asarray(moved).reshape(pages.shape).at[0].set(0)
 

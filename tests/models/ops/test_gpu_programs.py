@@ -2,22 +2,27 @@
 
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 from device_kernels import SMALL, operations
+from jax import lax
+from jax.experimental import pallas as pl
 from packed_weights import Form, weight_of
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import read_target
+from ir_passes.targets.kernel_limits import KernelLimitError, kernel_resources
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import MAX_ROWS, matrix_reads
+from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
@@ -146,6 +151,54 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     results = jax.eval_shape(partial(operation, kernels="off"), *types)
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((types, results)))
     assert result.moved < 1.5 * needed and scratch < needed
+
+
+CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
+MAX_SPILLED = 64
+"""Bytes of each thread's registers that a kernel may store to memory: the prompts of KDA spill 20."""
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("target", CARDS)
+@pytest.mark.parametrize(
+    "name",
+    [f"{form}, {tokens}" for form in FORMS for tokens in (1, 5)]
+    + [f"{form}, 64" for form in FORMS[:3]]
+    + ["experts, 32 rows", "product, 16 rows"],
+)
+def test_kernels_keep_the_limits_of_each_card(name: str, target: str, tmp_path: Path) -> None:
+    """Threads, registers and spills by ptxas; XLA refuses more shared memory than the card has."""
+    operation, arrays = cases()[name]
+    machine = read_target(target)
+    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+    with machine.tracing():
+        lowered = jax.jit(partial(operation, kernels="auto")).lower(*types)
+    compile_with_assignment(lowered, {"xla_dump_to": str(tmp_path)})
+    kernels = list(kernel_resources(tmp_path, target))
+    assert kernels or "triton" not in lowered.as_text()
+    assert [fault for kernel in kernels for fault in kernel.faults()] == []
+    assert max((kernel.spilled for kernel in kernels), default=0) <= MAX_SPILLED
+
+
+def wide_kernel(x: Any, weight: Any, out: Any) -> None:
+    """Multiply 256 rows and columns, with three turns loaded ahead."""
+
+    def add(turn: Any, total: Any) -> Any:
+        rows, columns = (array[:, pl.ds(turn * 64, 64)] for array in (x, weight))
+        return total + lax.dot_general(rows, columns, (((1,), (1,)), ((), ())), preferred_element_type=F32)
+
+    out[...] = lax.fori_loop(0, x.shape[1] // 64, add, jnp.zeros(out.shape, F32))
+
+
+@pytest.mark.parametrize(("target", "available"), [("nvidia-l4", "101,376"), ("nvidia-h100", "232,448")])
+def test_a_kernel_with_too_much_shared_memory_is_named(target: str, available: str) -> None:
+    spec = pl.BlockSpec((256, 1024), lambda _: (0, 0))
+    grid = pl.GridSpec(grid=(1,), in_specs=[spec, spec], out_specs=pl.BlockSpec((256, 256), lambda _: (0, 0)))
+    call = gpu_call(wide_kernel, grid, array(256, 256), warps=8, stages=5, interpret=False)
+    matrix = array(256, 1024, dtype=BF16)
+    with pytest.raises(KernelLimitError, match=rf"shared memory .* has {available}.*wide_kernel.*kernels='off'"):
+        compiled(call, matrix, matrix, target=target)
 
 
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])

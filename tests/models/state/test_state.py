@@ -22,10 +22,10 @@ def test_size_of_a_state(name: str, context: int) -> None:
         arrays = jax.eval_shape(lambda: model.init_state(lanes, context, jnp.bfloat16))
         return sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(arrays))
 
-    one, two = total(1), total(2)
+    single, double = total(1), total(2)
     size = model.state_size(jnp.bfloat16)
-    assert size.of(context) == two - one == size.fixed + size.token * {1: 128, 513: 640}[context]
-    assert 2 * one - two == size.token * 128, "the null page"
+    assert size.of(context) == double - single == size.fixed + size.token * {1: 256, 513: 640}[context]
+    assert 2 * single - double == size.token * 128, "the null page"
 
 
 def test_formula() -> None:

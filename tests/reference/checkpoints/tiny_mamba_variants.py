@@ -1,8 +1,8 @@
 """Tiny checkpoints of families with Mamba and Mamba2 layers: fields of `tiny_variants.Variant`, by variant.
 
-Together they cover shared blocks with one and two sets of parameters, head size != state size, one group and several,
-convolution kernels 3 and 4 with and without bias, every kind of layer of Nemotron-H by each spelling of its pattern,
-chosen groups of experts, and latent experts.
+Together they cover head size != state size, one group and several, convolution kernels 3 and 4 with and without bias,
+one shared block and two, every kind of layer of Nemotron-H by each spelling of its pattern, chosen groups of experts,
+and latent experts.
 """
 
 from typing import Any

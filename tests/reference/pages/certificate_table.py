@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAMES = (
     "next_dense_layers", "dense_interval", "sparse_base", "lfm2_base", "lfm2_moe_base", "kimi_base", "ling_base",
     "mamba_base", "falcon_mamba_base", "jamba_base", "mamba2_base", "nemotron_latent", "granite_experts", "bamba_base",
-    "falcon_base", "olmo_base",
+    "falcon_base", "olmo_base", "zamba2_base",
 )  # fmt: skip
 """A checkpoint of each family."""
 
@@ -56,7 +56,11 @@ def certified(checkpoint: str) -> Row:
     assert len(shapes) == len(STEPS) - 2
     single = hybridlm.load(directory, lanes=1, context=64, dtype="bfloat16", chunk=TOKENS).engine
     verdicts = [verdict([lm.engine.program(shape).certificate]) for shape in shapes]
-    verdicts.append(verdict([lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES)]))
+    verdicts.append(
+        verdict(
+            [lm.engine.program(shape).certificate for shape in lm.engine.moves.shapes(LANES, lm.engine.pages(LANES))]
+        )
+    )
     verdicts.append(verdict([single.program(single.generating(1, 1)).certificate]))
     return Row(family, checkpoint, tuple(verdicts))
 

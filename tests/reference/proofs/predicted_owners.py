@@ -19,6 +19,7 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
+    AtStart,
     BroadcastVector,
     Columns,
     Counts,
@@ -356,7 +357,12 @@ def _faults_of(
             expected = (cu[:, None] <= np.arange(rows.shape[1])[:, None]) == when
             if (rows != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
                 yield "does not say which entries of cu_seqlens are passed"
-        case TokenBound(layout, axis, base, plus) if layout in reality.segments:
+        case AtStart(layout, tokens, lanes, when) if layout in reality.segments:
+            rows = np.moveaxis(array, (tokens + 1, lanes + 1), (1, 2))
+            expected = _starts(reality, layout)[:, None, : rows.shape[2]] == np.arange(rows.shape[1])[:, None]
+            if ((rows == when) != expected.reshape(*expected.shape, *[1] * (rows.ndim - 3))).any():
+                yield "does not say where lanes start"
+        case TokenBound(layout, int(axis), base, plus) if layout in reality.segments:
             rows, (cu, segment) = np.moveaxis(array, axis + 1, -1), (_starts(reality, layout), reality.segments[layout])
             token, real = np.arange(segment.shape[1]), segment < reality.bound.lanes
             start, stop = (np.take_along_axis(np.pad(cu, ((0, 0), (0, 1))), segment + k, axis=1) for k in (0, 1))
@@ -388,8 +394,8 @@ def _faults_of(
             count = reality.segments[layout].shape[1]
             mask = (tokens >= 0) & (tokens < count)
             lanes = [
-                segment[np.where(m, at, 0)]
-                for segment, at, m in zip(reality.segments[layout], tokens, mask, strict=True)
+                segment[np.where(m, index, 0)]
+                for segment, index, m in zip(reality.segments[layout], tokens, mask, strict=True)
             ]
             lanes = np.where(mask, np.stack(lanes), reality.bound.lanes)
             may = np.pad(reality.lanes, ((0, 0), (0, 1)), constant_values=True)
@@ -415,8 +421,8 @@ def _faults_of(
             lanes = np.arange(rows.shape[1]) // inner
             padded = np.pad(reality.segments[layout], ((0, 0), (0, 1)), constant_values=-1)
             count = reality.segments[layout].shape[1]
-            own = np.stack([segment[np.clip(row, 0, count)] for segment, row in zip(padded, rows, strict=True)])
-            if ((own != lanes[:, None]) & (rows < count)).any() or (rows < 0).any():
+            row_lanes = np.stack([segment[np.clip(row, 0, count)] for segment, row in zip(padded, rows, strict=True)])
+            if ((row_lanes != lanes[:, None]) & (rows < count)).any() or (rows < 0).any():
                 yield "is a token of another lane"
         case LaneBound(layout, int(lane), base, plus) if layout in reality.segments:
             cu = _starts(reality, layout)
@@ -431,9 +437,13 @@ def _faults_of(
             rows = np.moveaxis(array == when, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1).any(2)
             cu, token = _starts(reality, layout), np.arange(rows.shape[1])
             first, last = cu[:, :-1, None], cu[:, 1:, None]
-            own = {"start": token >= first, "stop": token < last, "both": (token >= first) & (token < last)}[side]
+            tokens_of_lane = {
+                "start": token >= first,
+                "stop": token < last,
+                "both": (token >= first) & (token < last),
+            }[side]
             lanes = range(reality.bound.lanes) if isinstance(lane, Symbol) else [lane]
-            fits = np.stack([~(rows & ~own[:, i]).any(1) for i in lanes])
+            fits = np.stack([~(rows & ~tokens_of_lane[:, i]).any(1) for i in lanes])
             if not fits.any(0).all():
                 yield "is true of tokens of several lanes"
         case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope, None):

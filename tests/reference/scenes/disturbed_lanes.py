@@ -54,11 +54,11 @@ def arguments(lm: hybridlm.LM, shape: Shape) -> tuple[Any, ...]:
 
     def state(leaf: jax.ShapeDtypeStruct) -> Any:
         each = shape.blocks if leaf.shape[0] == shape.pages else 1
-        few = (0.5 * rng.normal(size=(each * min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
-        if leaf.shape[0] == len(few):
-            return few
+        rows_of_pool = (0.5 * rng.normal(size=(each * min(4, lanes), *leaf.shape[1:]))).astype(leaf.dtype)
+        if leaf.shape[0] == len(rows_of_pool):
+            return rows_of_pool
         null = leaf.shape[0] - each * lanes  # the null page
-        repeated = jnp.resize(jnp.asarray(few), (each * lanes, *leaf.shape[1:]))
+        repeated = jnp.resize(jnp.asarray(rows_of_pool), (each * lanes, *leaf.shape[1:]))
         return jnp.concatenate([jnp.zeros_like(repeated[:null]), repeated])
 
     pools = jax.tree.map(state, lm.engine.row_arrays.abstract(shape.rows, shape.pages))
@@ -155,9 +155,9 @@ def disturb_halves(
         hit = np.arange(shape.lanes) % 2 == half
         changed = np.zeros(shape.lanes, np.bool_)
         got = jax.tree.leaves(wrapped(*_disturbed(args, bound, hit, lm.config.vocab_size)))
-        for output, before, after in zip(bound.outputs, base, got, strict=True):
+        for output, expected, array in zip(bound.outputs, base, got, strict=True):
             entry: Any = output.entry
-            differs = _bits(before) != _bits(after)
+            differs = _bits(expected) != _bits(array)
             rows = np.asarray(differs.any(axis=tuple(i for i in range(differs.ndim) if i != entry.axis)))
             lanes = np.array([rows[rows_of(bound, inputs, entry, lane)].any() for lane in range(shape.lanes)])
             if lanes[~hit].any():

@@ -76,11 +76,11 @@ def influence(
             name = bound.inputs[sources[0]].path if len(sources) == 1 else "everything"
             got = [np.asarray(leaf) for leaf in jax.tree.leaves(run(*jax.tree.unflatten(tree, changed)))]
             reached = False
-            for output, before, after in zip(bound.outputs, base, got, strict=True):
+            for output, expected, numbers in zip(bound.outputs, base, got, strict=True):
                 out: Any = output.entry
                 for other in range(bound.lanes):
                     rows = rows_of(bound, leaves, out, other)
-                    if before.take(rows, out.axis).tobytes() != after.take(rows, out.axis).tobytes():
+                    if expected.take(rows, out.axis).tobytes() != numbers.take(rows, out.axis).tobytes():
                         reached = reached or other == lane
                         if other != lane:
                             influence.leaks.append(Leak(lane, name, other, output.path))

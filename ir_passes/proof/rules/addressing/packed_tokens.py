@@ -35,6 +35,7 @@ from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    AtStart,
     Fact,
     Finite,
     IndexSum,
@@ -113,12 +114,12 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
     if isinstance(fact, OwnTokens):
         axis = new_axis_of(fact.rows.axis)
         return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
-    if isinstance(fact, LaneStarted | LaneLimit | NotLater):
-        pair = (fact.tokens, fact.lanes) if isinstance(fact, LaneStarted) else (fact.rows, fact.columns)
+    if isinstance(fact, AtStart | LaneStarted | LaneLimit | NotLater):
+        pair = (fact.tokens, fact.lanes) if isinstance(fact, AtStart | LaneStarted) else (fact.rows, fact.columns)
         first, second = map(new_axis_of, pair)
         if first is None or second is None:
             return None
-        if isinstance(fact, LaneStarted):
+        if isinstance(fact, AtStart | LaneStarted):
             return replace(fact, tokens=first, lanes=second)
         if isinstance(fact, NotLater) and first > second:
             return None  # the smaller axis has the rows

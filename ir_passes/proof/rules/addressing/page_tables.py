@@ -74,12 +74,11 @@ def over(x: Value, divisor: int | None) -> PageEntry | None:
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
     """Return the fact of a select between entries of a lane and unowned rows.
 
-    JAX counts negative indices from the end by `where(x < 0, x + length, x)`. This select changes negative numbers
-    only. A number far below row 0 stays below it; there is no fact for other negative numbers. With any other
-    predicate, `entry + size` is past every pool, and a number far below row 0 stays below it.
+    JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
+    number far below row 0 stays below it; there is no fact for other negative numbers. With any other predicate, `entry
+    + size` is past every pool.
 
     Args:
-        predicate: of the select.
         cases: values, first the value for false.
     """
     facts = [case.fact for case in cases]
@@ -106,10 +105,7 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
 
 
 def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`.
-
-    None for a row that a lane may own.
-    """
+    """Return the kind of a row that no lane owns, as in `PageEntry.alternatives`; else None."""
     entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
     if entry is None or row.range is None:
         return None

@@ -19,6 +19,7 @@ from ir_passes.proof.rules.addressing import token_tiles
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    AtStart,
     Fact,
     IndexSum,
     Iota,
@@ -48,13 +49,13 @@ from ir_passes.proof.values import (
 )
 
 LAYOUT_FACTS = (
-    IndexSum, LaneBound, LaneLimit, LaneStarted, Lengths, NextLane, NonPadding, NotLater, OffsetCounts, Offsets,
-    OneLaneMask, OwnTokens, SegmentIds, ShiftedIds, TilePlaces, TokenBound, TokenOf, TokenOfLane, WithinLane,
+    AtStart, IndexSum, LaneBound, LaneLimit, LaneStarted, Lengths, NextLane, NonPadding, NotLater, OffsetCounts,
+    Offsets, OneLaneMask, OwnTokens, SegmentIds, ShiftedIds, TilePlaces, TokenBound, TokenOf, TokenOfLane, WithinLane,
     WithinLength,
 )  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
-_FLAGS = LaneStarted | LaneLimit | NotLater | NonPadding | OneLaneMask | WithinLane | WithinLength
+_FLAGS = AtStart | LaneStarted | LaneLimit | NotLater | NonPadding | OneLaneMask | WithinLane | WithinLength
 """Facts about masks, which a negation keeps."""
 _IMPLIED = {
     "ge": (0, True), "gt": (1, True), "lt": (0, False), "le": (1, False), "eq": (0, True), "ne": (0, False),
@@ -275,7 +276,9 @@ def _comparison(site: Site, name: str, operands: list[Value], positions: tuple[i
     number = constant_of(y)
     if isinstance(x.fact, TokenBound) and number is not None and _has_full_length(site, positions[0], x.fact.axis):
         return _within(name, replace(x.fact, plus=x.fact.plus - number))
-    if not isinstance(y.fact, TokenBound) or not _has_full_length(site, positions[1], y.fact.axis):
+    if not isinstance(y.fact, TokenBound) or y.fact.axis is None:
+        return None
+    if not _has_full_length(site, positions[1], y.fact.axis):
         return None
     if token is None or not _has_full_length(site, positions[0], token.axis):
         return None
@@ -325,7 +328,7 @@ def _windows(site: Site, name: str, operands: list[Value], positions: tuple[int,
         layout, axis = y.fact.layout, index.axis
     else:
         x, distance = operands[0].fact, _counted(y)
-        if not isinstance(x, TokenBound) or x.base != "position" or distance is None or distance.axis == x.axis:
+        if not isinstance(x, TokenBound) or x.base != "position" or distance is None or x.axis in (None, distance.axis):
             return None
         if not _has_full_length(site, positions[0], x.axis) or not _has_full_length(site, positions[1], distance.axis):
             return None
@@ -365,6 +368,10 @@ def _order(name: str, x: int, y: int) -> NotLater | None:
 def _token_and_offset(site: Site, name: str, token: IndexSum, offset: Offsets, other: int) -> Fact | None:
     """Return the fact about comparing t + by with cu_seqlens[i + first] + plus."""
     lead = token.by - offset.plus
+    if name in ("eq", "ne") and offset.axis is not None and _has_full_length(site, other, offset.axis):
+        is_all = offset.first == 0 and lead == 0 and site.shape[offset.axis] >= site.prover.bound.lanes
+        is_pair = is_all and offset.axis != token.axis
+        return AtStart(offset.layout, token.axis, offset.axis, name == "eq") if is_pair else None
     if offset.axis is not None and offset.axis != token.axis and _has_full_length(site, other, offset.axis):
         exact = {("ge", 0): True, ("gt", 1): True, ("lt", 0): False, ("le", 1): False}
         when = exact.get((name, lead))
@@ -399,7 +406,7 @@ def _within(name: str, difference: TokenBound) -> WithinLane | None:
     if number <= minimum:
         return None
     distance = number if difference.base == "position" else 1 - number
-    return WithinLane(difference.layout, difference.axis, distance, when)
+    return WithinLane(difference.layout, difference.axis, distance, when, token=difference.token)
 
 
 def _same_ids(site: Site, name: str, x: SegmentIds | ShiftedIds, y: SegmentIds | ShiftedIds) -> WithinLane | None:
@@ -550,6 +557,31 @@ def _summed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     count = site.shapes[0][fact.lanes]
     axis = fact.tokens - (fact.lanes < fact.tokens)
     return lane_of_token(fact, count, axis, site.prover.bound.lanes) if _dtype_holds(site, count) else None
+
+
+def _any_start(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of tokens at the start of any lane; other tokens follow a token of their lane."""
+    fact = operands[0].fact
+    starts = isinstance(fact, AtStart) and fact.when == (site.name == "reduce_or")
+    if not starts or tuple(site.params["axes"]) != (fact.lanes,):
+        return None
+    return WithinLane(fact.layout, fact.tokens - (fact.lanes < fact.tokens), 1, not fact.when), None
+
+
+def _marked_starts(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the mask of tokens at the start of any lane, from a write at entries of cu_seqlens."""
+    operand, index, updates = operands
+    access = of_scatter(site, index)
+    column = access.columns.get(0)
+    fact = None if column is None else column.fact
+    if not isinstance(fact, Offsets) or fact.axis != 0 or fact.first or fact.plus or len(access.full) != 1:
+        return None
+    tokens, marks = site.prover.bound.layouts[fact.layout], (operand.range, updates.range)
+    is_marked = marks in (((0, 0), (1, 1)), ((1, 1), (0, 0))) and site.eqn.outvars[0].aval.dtype == bool
+    is_whole = access.sizes == (1,) and access.full[0] == tokens and access.index_shape[0] >= site.prover.bound.lanes
+    # a clamped entry marks another token, and marks only separate tokens
+    is_replaced = site.params["update_jaxpr"] is None
+    return (WithinLane(fact.layout, 0, 1, marks[0] == (1, 1)), None) if is_marked and is_whole and is_replaced else None
 
 
 def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -719,6 +751,9 @@ _RULES: dict[str, Callable[[Site, list[Value]], _FactAndBounds | None]] = {
     "not": _negated,
     "reduce_sum": _summed,
     "cumsum": _cumulative_sum,
+    "reduce_or": _any_start,
+    "reduce_and": _any_start,
+    "scatter": _marked_starts,
     "scatter-add": _counted_entries,
     "gather": _gathered,
     "dynamic_slice": _dynamic_slice,

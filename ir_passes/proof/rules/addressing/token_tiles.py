@@ -54,9 +54,8 @@ def length_mask(site: Site, name: str, x: Value, index: IndexSum | None, y: Valu
 
     Args:
         name: of the comparison.
-        x: the first operand.
-        index: of the first operand, if it counts along an axis.
-        y: the second operand.
+        x, y: its operands.
+        index: of `x`, if it counts along an axis.
     """
     place, end, lanes = x.fact, y.fact, site.prover.bound.lanes
     if isinstance(place, TilePlaces) and isinstance(end, Offsets) and place.exact and end.axis == place.axis:
@@ -163,7 +162,9 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
     """
     for dim, index in access.columns.items():
         fact = index.fact
-        tokens = None if not isinstance(fact, OwnTokens | TokenOf) else site.prover.bound.layouts[fact.layout]
+        if not isinstance(fact, OwnTokens | TokenOf):
+            continue
+        tokens = site.prover.bound.layouts[fact.layout]
         if tokens is None or access.sizes[dim] != 1 or not isinstance(index.owner, Common):
             continue
         rows = LaneRows(dim, packed=fact.layout)

@@ -26,11 +26,12 @@ from recurrence_cases import (
 from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
 from ir_passes.proof.lane_proof import prove_isolation
 from models.ops.gpu_call import gpu_call, store_if
-from models.ops.recurrences.delta_rule import delta_rule, delta_rule_step
+from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule, delta_rule_step, run_delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
 from models.ops.recurrences.recurrent_step_gpu import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.recurrences.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
+from models.state.shapes import LaneInfo
 
 SIZES = ((8, 4), (64, 16), (2, 32))
 SLOTS, NAMED = 9, (7, 7, 2, 8, 5)
@@ -76,9 +77,9 @@ def test_rows_by_slot_give_the_same_bits(form: str, tokens: int):
     np.testing.assert_array_equal(pool, by_slot.state.at[named].set(state[BUSY]))
     assert np.isnan(np.delete(np.asarray(pool), np.asarray(named), axis=0)).all()
     turned = by_slot.slots[jnp.array([3, 1, 4, 0, 2])]
-    again, rows = kernel(replace(by_slot, state=pool, slots=turned))
+    outputs, rows = kernel(replace(by_slot, state=pool, slots=turned))
     expected, states = kernel(replace(operands, state=pool[turned]))
-    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(outputs, expected)
     np.testing.assert_array_equal(rows, pool.at[turned[BUSY]].set(states[BUSY]))
 
 
@@ -114,6 +115,53 @@ def test_operations_leave_the_slots_to_the_kernel(form: str, tokens: int):
     np.testing.assert_array_equal(pool[foreign], by_slot.state[foreign])
 
 
+CHANNELS = {"shared keys": (2, HEADS, 16, 8, "head"), "wide values": (HEADS, HEADS, 8, 16, "channel")}
+"""Key heads, value heads, sizes of key and value, form of the decay."""
+
+
+def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tuple[Any, ...]]:
+    """The recurrence of a layer on the outputs of its convolution, by slot: state, lengths, the rest, slots."""
+    key_heads, heads, keys, values, form = CHANNELS[kind]
+    operands = inputs(form, values, keys, heads=heads) if tokens == 1 else several(form, values, keys, tokens)
+    rng = np.random.default_rng(tokens)
+    channels = rng.normal(size=(LANES, tokens, 2 * key_heads * keys + heads * values)).astype(np.float32)
+    channels[~np.asarray(operands.valid)] = np.nan
+    state, _, rest = arguments(operands)
+    slots = jnp.array([7, 0, 2, 8, 5], jnp.int32)
+    pool = jnp.full((SLOTS, *state.shape[1:]), jnp.nan).at[slots].set(state)
+
+    def step(state: Any, lengths: Any, rest: Any, slots: Any) -> Any:
+        valid = jnp.arange(tokens)[None] < lengths[:, None]
+        info = LaneInfo(lengths, jnp.zeros_like(lengths), valid, rest["fresh"], 1, slots=slots)
+        delta_tokens = DeltaTokens(rest["channels"], rest["decay"], rest["beta"])
+        devices = Devices(kernels=kernels)
+        return tuple(run_delta_rule(rest["channels"], key_heads, delta_tokens, info, state, devices))
+
+    operands_by_name = {
+        "channels": jnp.asarray(channels),
+        "decay": rest["log_decay"],
+        "beta": rest["beta"],
+        "fresh": rest["fresh"],
+    }
+    return step, (pool, jnp.sum(operands.valid, axis=1, dtype=jnp.int32), operands_by_name, slots)
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("kind", CHANNELS)
+def test_queries_and_keys_are_normalised_inside(kind: str, tokens: int):
+    """By the kernel, of the outputs of the convolution, which has NaN in padding tokens."""
+    (step, args), (plain, _) = layer(kind, tokens), layer(kind, tokens, "off")
+    clean = jax.tree.map(lambda x: jnp.nan_to_num(x) if x.ndim == 3 else x, args[2])
+    output, pool = jax.jit(step)(*args)
+    expected, rows = jax.jit(plain)(*args[:2], clean, args[3])
+    np.testing.assert_allclose(output, expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(pool, rows, rtol=2e-5, atol=2e-6)
+    idle = args[3][1]
+    np.testing.assert_array_equal(pool[idle], args[0][idle])
+    check_proof_by_slot(KERNEL, step, args)
+
+
 @pytest.mark.each_value
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
@@ -130,9 +178,9 @@ def test_rows_by_slot_are_proved(form: str, tokens: int):
 
 def read_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
     """Copy the row of lane 0 for each lane."""
-    own, other = slots[pl.program_id(0)], slots[0]
+    slot, other = slots[pl.program_id(0)], slots[0]
     out[...] = state[other, :]
-    store_if(valid[pl.program_id(0)] > 0, new.at[own, :], state[own, :])
+    store_if(valid[pl.program_id(0)] > 0, new.at[slot, :], state[slot, :])
 
 
 def write_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
@@ -165,9 +213,9 @@ def double_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> Non
     ],
 )
 def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
-    whole, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
+    array, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
     types = [jax.ShapeDtypeStruct((LANES, 16), jnp.float32), jax.ShapeDtypeStruct((SLOTS, 16), jnp.float32)]
-    grid = pl.GridSpec(grid=(LANES,), in_specs=[whole] * 3, out_specs=[row, whole])
+    grid = pl.GridSpec(grid=(LANES,), in_specs=[array] * 3, out_specs=[row, array])
     call = gpu_call(body, grid, types, aliases={2: 1}, interpret=True)
 
     def step(pool: Any, lengths: Any, slots: Any) -> Any:

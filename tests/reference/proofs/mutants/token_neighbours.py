@@ -8,6 +8,7 @@ from mutants.mutant import Kind, wrong
 from zoo.program import HIDDEN, LANES
 from zoo.tokens.token_neighbours import (
     TOKENS,
+    at_position,
     attention,
     behind_zeros,
     changed,
@@ -70,8 +71,36 @@ def _mixed_ids(x, cu):
     return jnp.where(mask[..., None], x[None], 0.0).sum(1)
 
 
+_MARKS = (
+    _recurrence(
+        "no-first",
+        "the start of lane 1 is no start",
+        recurrence(lambda cu: jnp.isin(index(), cu[jnp.array([0, 2, 3])])),
+    ),
+    _recurrence(
+        "next-any", "the token after each start", recurrence(lambda cu: (index()[:, None] == cu[None] + 1).any(1))
+    ),
+    _recurrence(
+        "all-starts", "at the start of all lanes at once", recurrence(lambda cu: (index()[:, None] == cu[None]).all(1))
+    ),
+    _recurrence("not-start", "where no lane starts", recurrence(lambda cu: (index()[:, None] != cu[None]).all(1))),
+    _recurrence(
+        "marks-late", "marks one token late", recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:-1] + 1].set(True))
+    ),
+    _recurrence(
+        "marks-two", "marks of the first two lanes", recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:2]].set(True))
+    ),
+    _recurrence(
+        "marks-cleared",
+        "marks cleared and not inverted",
+        recurrence(lambda cu: jnp.ones(TOKENS, bool).at[cu[:-1]].set(False)),
+    ),
+    _recurrence("position-1", "at the second token", at_position(lambda position: position == 1)),
+    _recurrence("position-even", "at every second token", at_position(lambda position: position == 2)),
+)
 _inner = lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[cu[1:-1] - 1].add(1))  # noqa: E731
 MUTANTS = (
+    *_MARKS,
     _ids("left", "the wrong side of a search", lambda cu: jnp.searchsorted(cu[1:], index(), side="left")),
     _ids("greater", "first tokens of the lane before", lambda cu: (index()[:, None] > cu[None, 1:]).sum(1)),
     _ids("no-minus", "counted from one", lambda cu: jnp.clip((index()[:, None] >= cu[None]).sum(1), 0, LANES - 1)),

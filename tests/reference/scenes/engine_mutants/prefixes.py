@@ -44,8 +44,8 @@ def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
     right = RowMoves._keep
 
     def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
-        row, *others = maps
-        right(self, buffers, part, pool, (row * 0 if part == "state" else row, *others))
+        row, *rest = maps
+        right(self, buffers, part, pool, (row * 0 if part == "state" else row, *rest))
 
     patch.setattr(RowMoves, "_keep", keep)
 

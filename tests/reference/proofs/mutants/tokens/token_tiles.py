@@ -38,7 +38,7 @@ def _of(base: str, prefix: str) -> Any:
 _tiles, _last, _filled, _sliced = map(
     _of, ("before the end", "from the last", "filled", "sliced"), ("read", "last", "fill", "slice")
 )
-_back, _gathered = map(_of, ("written back", "gathered back"), ("back", "gather"))
+_written_back, _gathered = map(_of, ("written back", "gathered back"), ("back", "gather"))
 _loop, _position, _scan, _pool, _sums = map(
     _of,
     ("lane by lane", "by position", "scanned lanes", "rows of a pool", "masked sums"),
@@ -47,8 +47,8 @@ _loop, _position, _scan, _pool, _sums = map(
 
 
 def _multiplied(x, cu):
-    taken = x[jnp.clip(places(cu), 0, TOKENS - 1)]
-    return taken * within_length(cu)[..., None].astype(x.dtype)
+    tokens = x[jnp.clip(places(cu), 0, TOKENS - 1)]
+    return tokens * within_length(cu)[..., None].astype(x.dtype)
 
 
 def _unmasked_mean(x, cu):
@@ -88,13 +88,13 @@ MUTANTS = (
     _filled("first", "the first token where the mask is false", filled(past=0)),
     _sliced("clamped", "slices that are clamped to the end", sliced(0)),
     _sliced("short", "too few rows behind the tokens", sliced(WIDTH - 2)),
-    _back("one-more", "two lanes write one token, in any order",
+    _written_back("one-more", "two lanes write one token, in any order",
           and_back(lambda cu: places(cu) <= cu[1:, None]), Evidence.FAULT),
-    _back("inside", "several lanes write the last token, in any order",
+    _written_back("inside", "several lanes write the last token, in any order",
           and_back(past=TOKENS - 1), Evidence.FAULT),
-    _back("rolled", "rows of other lanes", and_back(work=_rolled_rows)),
-    _back("flat-rolled", "rows of other lanes, flat", and_back(flat=True, work=_rolled_rows)),
-    _back("added", "added at every place", _added_back),
+    _written_back("rolled", "rows of other lanes", and_back(work=_rolled_rows)),
+    _written_back("flat-rolled", "rows of other lanes, flat", and_back(flat=True, work=_rolled_rows)),
+    _written_back("added", "added at every place", _added_back),
     _gathered("other-lane", "the row of the next lane",
               lambda x, cu: gathered_back()(x, jnp.concatenate([cu[:1], cu[2:], cu[-1:]]))),
     _loop("one-more", "one token more", lane_by_lane(last=lambda cu, i: jnp.minimum(cu[i + 1] + 1, TOKENS))),

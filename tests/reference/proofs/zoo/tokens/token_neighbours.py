@@ -131,9 +131,28 @@ def recurrence(first: Mask, reverse: bool = False, masked: bool = False) -> Any:
     return step
 
 
+def at_position(begins: Callable[[Array], Array] = lambda position: position == 0) -> Any:
+    """Return a recurrence that begins anew at positions of each lane."""
+
+    def step(x, cu):
+        def token(state, now):
+            x, position = now
+            new = jnp.tanh(0.5 * jnp.where(begins(position), 0.0, state) + x)
+            return new, new
+
+        return lax.scan(token, jnp.zeros(HIDDEN), (x, index() - start(cu)))[1]
+
+    return step
+
+
 RECURRENCES = {
     "at starts": recurrence(lambda cu: index() == start(cu)),
     "at position 0": recurrence(lambda cu: index() - start(cu) < 1, masked=True),
+    "at a number of cu_seqlens": recurrence(lambda cu: jnp.isin(index(), cu[:-1])),
+    "at any start": recurrence(lambda cu: (index()[:, None] == cu[None]).any(1)),
+    "at marks": recurrence(lambda cu: jnp.zeros(TOKENS, bool).at[cu[:-1]].set(True)),
+    "at marks, cleared": recurrence(lambda cu: ~jnp.ones(TOKENS, bool).at[cu[:-1]].set(False)),
+    "at position 0, in the loop": at_position(),
     "where ids change": recurrence(lambda cu: changed(ends_passed(cu))),
     "at ends, in reverse": recurrence(lambda cu: index() == stop(cu) - 1, reverse=True),
 }

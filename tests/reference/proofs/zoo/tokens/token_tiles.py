@@ -42,19 +42,19 @@ def within_length(cu: Array) -> Array:
     return jnp.arange(WIDTH)[None] < jnp.diff(cu)[:, None]
 
 
-def clipped(x: Array, at: Array) -> Array:
-    return x[jnp.clip(at, 0, TOKENS - 1)]
+def clipped(x: Array, index: Array) -> Array:
+    return x[jnp.clip(index, 0, TOKENS - 1)]
 
 
 def tiles(
     mask: Callable[[Array], Array] = before_end,
     places: Callable[[Array], Array] = places,
-    taken: Callable[[Array, Array], Array] = clipped,
+    gather: Callable[[Array, Array], Array] = clipped,
 ) -> Any:
     """Return a step that gives each lane its tokens: a gather at places, selected by a mask."""
 
     def step(x, cu):
-        return jnp.where(mask(cu)[..., None], taken(x, places(cu)), 0.0)
+        return jnp.where(mask(cu)[..., None], gather(x, places(cu)), 0.0)
 
     return step
 
@@ -63,11 +63,11 @@ def from_the_last(cu: Array) -> Array:
     return cu[1:, None] - 1 - jnp.arange(WIDTH)[None]
 
 
-def filled(mask: Callable[[Array], Array] = before_end, past: int = TOKENS) -> Any:
+def filled(mask: Callable[[Array], Array] = before_end, padding: int = TOKENS) -> Any:
     """Return a step that reads at masked places, with zeros past the last token."""
 
     def step(x, cu):
-        return x.at[jnp.where(mask(cu), places(cu), past)].get(mode="fill", fill_value=0.0)
+        return x.at[jnp.where(mask(cu), places(cu), padding)].get(mode="fill", fill_value=0.0)
 
     return step
 
@@ -76,8 +76,8 @@ def sliced(length: int = WIDTH) -> Any:
     """Return a step with a slice of each lane's tokens, of an array with `length` rows behind it."""
 
     def step(x, cu):
-        behind = jnp.pad(x, ((0, length), (0, 0)))
-        rows = jax.vmap(lambda first: lax.dynamic_slice(behind, (first, 0), (WIDTH, HIDDEN)))(cu[:-1])
+        padded = jnp.pad(x, ((0, length), (0, 0)))
+        rows = jax.vmap(lambda first: lax.dynamic_slice(padded, (first, 0), (WIDTH, HIDDEN)))(cu[:-1])
         return jnp.where(within_length(cu)[..., None], rows, 0.0)
 
     return step
@@ -85,7 +85,7 @@ def sliced(length: int = WIDTH) -> Any:
 
 def and_back(
     mask: Callable[[Array], Array] = before_end,
-    past: int = TOKENS,
+    padding: int = TOKENS,
     flat: bool = False,
     work: Callable[[Array], Array] = lambda rows: jnp.cumsum(rows, 1),
 ) -> Any:
@@ -93,10 +93,10 @@ def and_back(
 
     def step(x, cu):
         rows = work(tiles()(x, cu))
-        at = jnp.where(mask(cu), places(cu), past)
+        index = jnp.where(mask(cu), places(cu), padding)
         if flat:
-            rows, at = rows.reshape(-1, HIDDEN), at.reshape(-1)
-        return jnp.zeros_like(x).at[at].set(rows, mode="drop")
+            rows, index = rows.reshape(-1, HIDDEN), index.reshape(-1)
+        return jnp.zeros_like(x).at[index].set(rows, mode="drop")
 
     return step
 
@@ -208,7 +208,7 @@ PROGRAMS = (
     Program("token tiles: from the last", tiles(within_length, from_the_last), TILES, draw),
     Program("token tiles: from the last, not before the start",
             tiles(lambda cu: from_the_last(cu) >= cu[:-1, None], from_the_last), TILES, draw),
-    Program("token tiles: scaled", tiles(taken=lambda x, at: 2.0 * x.at[at].get(mode="clip")), TILES, draw),
+    Program("token tiles: scaled", tiles(gather=lambda x, index: 2.0 * x.at[index].get(mode="clip")), TILES, draw),
     Program("token tiles: filled", filled(), TILES, draw),
     Program("token tiles: sliced", sliced(), TILES, draw),
     Program("token tiles: written back", and_back(), BACK, draw),

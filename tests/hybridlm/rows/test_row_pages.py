@@ -106,6 +106,16 @@ def test_a_step_writes_within_the_pages_of_its_rows() -> None:
     pool.row_pages.require(rows, np.array([2 * KV_BLOCK + 9, 0]))  # behind the context nothing is written
 
 
+def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
+    pool = RowPool(Rows((), pool_of(4)._rows.token))  # type: ignore[union-attr]
+    slot = pool.acquire(10**6)
+    pool.reserve(slot, 10**7)
+    assert pool.arrange([slot], 2)[1].pages is None and pool.devices_for(10**9) == [0]
+    pool.row_pages.require(np.array([0]), np.array([10**6]))
+    pool.check_integrity()
+    pool.release(slot)
+
+
 @pytest.mark.parametrize("kind", ["released page", "page of another row", "old table", "pages of a free row", "lost"])
 def test_integrity_finds_what_is_wrong(kind: str) -> None:
     pool = pool_of(4)

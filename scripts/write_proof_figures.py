@@ -79,7 +79,7 @@ def figures(part: int, programs: int) -> tuple[list[str], bool]:
     changed = Counter[str]()
     from test_random_mutants import RUN, tally
 
-    for name in RUN[part % len(RUN) :: max(1, len(RUN) // programs)]:
+    for name in RUN[part % len(RUN) :: max(1, len(RUN) // max(programs, 1))][:programs]:
         changed += tally(name, part)
     kept = {"clean, proved", "clean, refused", "leaking, refused", "leaking, proved"}
     changed = Counter({key: count for key, count in changed.items() if key in kept})
@@ -96,7 +96,7 @@ def main() -> int:
     """Write both tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", type=int, default=0, help="which thirtieth of the changes of a program")
-    parser.add_argument("--programs", type=int, default=12, help="programs to change")
+    parser.add_argument("--programs", type=int, default=12, help="programs to change; 0 for none")
     parser.add_argument("--base-only", action="store_true", help="write the trusted base alone")
     options = parser.parse_args()
     replaced(CHECKS, "trusted base", trusted_base())

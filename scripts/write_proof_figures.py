@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, CHECKS = ROOT / "docs/isolation/how-the-proof-works.md", ROOT / "docs/verification.md"
@@ -39,7 +40,7 @@ def trusted_base() -> list[str]:
     return [f"{len(rows)} files, {total:,} lines without blank lines.", "", *head, *rows]
 
 
-def proved(step: object, args: tuple, contract: object) -> bool:
+def proved(step: Any, args: tuple, contract: Any) -> bool:
     """Whether a step is proved."""
     from hybridlm.compiler import IsolationError, prove_isolation
 

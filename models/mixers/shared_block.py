@@ -1,5 +1,6 @@
 """Mamba2 layers behind a transformer block with shared parameters (Zamba2, arXiv:2411.15242)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -130,7 +131,7 @@ class Adapter(nnx.Module):
         return AdaptedMatrix(weight[...], self.down[...], self.up[...])
 
 
-def _with_matrices(layer: Any, matrices: dict[str, LinearWeight]) -> Any:
+def _with_matrices(layer: Any, matrices: Mapping[str, LinearWeight]) -> Any:
     """Return the layer with other matrices."""
     graph, state = nnx.split(layer)
     for name, weight in matrices.items():

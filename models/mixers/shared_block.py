@@ -120,7 +120,7 @@ class WidenedMatrix(LinearWeight):
         return jnp.pad(self.base.astype(dtype), ((0, self.base.shape[0]), (0, 0)))
 
 
-class Adapter(nnx.Module):
+class BlockAdapter(nnx.Module):
     """The matrices of an adapter, `[rank, in]` and `[out, rank]`."""
 
     def __init__(self, down: nnx.Param, up: nnx.Param):
@@ -174,8 +174,8 @@ class SharedBlockMamba(Stateful):
         c, rank = config.attention, config.rank
         width, heads = Segment(config.mlp.width, config.mlp.width), Segment(c.heads * c.head_dim, c.heads)
 
-        def adapter(down: nnx.Param, outputs: Segment) -> Adapter:
-            return Adapter(down, matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
+        def adapter(down: nnx.Param, outputs: Segment) -> BlockAdapter:
+            return BlockAdapter(down, matrix(rngs, outputs.size, rank, sharded=(shard_outputs(outputs),)))
 
         down = matrix(rngs, rank, hidden)
         self.mlp_adapters = nnx.Dict({name: adapter(down, width) for name in ("gate_proj", "up_proj")})

@@ -22,8 +22,8 @@ MAX_ROWS = 64
 LIMITS = {("amx", "bfloat16"): None, ("avx512bf16", "bfloat16"): 128}
 """Maximum rows by instruction set and dtype; None without a limit.
 
-With AMX, products of 128 to 4,096 rows are 1.1 to 2.6 times as fast as XLA's (docs/cpu-kernels.md, AMX). With AVX-512-BF16
-a prefill step of 128 rows takes 0.83 of XLA's time, and one of 512 rows 1.1.
+With AMX, products of 128 to 4,096 rows are 1.1 to 2.6 times as fast as XLA's (docs/cpu-kernels.md, AMX). With
+AVX-512-BF16 a prefill step of 128 rows takes 0.83 of XLA's time, and one of 512 rows 1.1.
 """
 DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
